@@ -177,7 +177,7 @@ TRANSFERS_MUTANTS = [
     Mutant(
         "calls before a deadline never grow",
         "controller/jobs.py",
-        "self.objects = min(2 * objects, STORAGE_BATCH_OBJECTS)",
+        "self.objects = min(2 * objects, BATCH_OBJECTS)",
         "pass",
         tests=READS,
     ),

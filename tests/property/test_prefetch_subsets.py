@@ -12,12 +12,12 @@ from tests.support.components import COMPONENT_SETS
 from tests.support.conversations import ROOM, HostModel, VanishingStorage, cramped, pages_on, store_turns
 from tests.support.operations import Stepped, prompt_of_pages, serve, started
 from unified_cache.controller import OperationState
-from unified_cache.controller.jobs import STORAGE_BATCH_OBJECTS
 from unified_cache.controller.prefetch import READS_MAX
 from unified_cache.core.errors import StorageError
 from unified_cache.core.page import Prompt
 from unified_cache.core.pool import ModelLayout, Tier
 from unified_cache.core.seal import Label
+from unified_cache.storage_backends.protocol import BATCH_OBJECTS
 
 PAGES_MAX = 10
 
@@ -137,13 +137,13 @@ def test_what_came_of_a_prefetch_is_used_to_the_longest_end_that_it_allows(compo
     @settings(max_examples=examples(60, 2000), deadline=None, phases=PHASES, database=None)
     @given(
         trial=trials,
-        batch_objects=st.sampled_from([1, 3, STORAGE_BATCH_OBJECTS]),
+        batch_objects=st.sampled_from([1, 3, BATCH_OBJECTS]),
         ends_before=st.integers(0, 200),
         end=st.sampled_from(["well", "concluded", "failed"]),
     )
     def prefetch(trial: Trial, batch_objects: int, ends_before: int, end: str) -> None:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("unified_cache.controller.jobs.STORAGE_BATCH_OBJECTS", batch_objects)
+            patch.setattr("unified_cache.controller.jobs.BATCH_OBJECTS", batch_objects)
             trial.run(None if end == "well" else ends_before, end)
 
     prefetch()

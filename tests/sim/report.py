@@ -97,7 +97,7 @@ def run_seed(seed: int, operations: int, report: SimReport) -> None:
 
     Jobs call the store for a few objects at a time, so that other jobs come between.
     """
-    with patch.object(jobs, "STORAGE_BATCH_OBJECTS", BATCH_OBJECTS):
+    with patch.object(jobs, "BATCH_OBJECTS", BATCH_OBJECTS):
         _run_seed(seed, operations, report)
 
 

@@ -23,7 +23,7 @@ from unified_cache.core.errors import CopyError, InputError, StorageError, WaitT
 from unified_cache.core.page import Prompt
 from unified_cache.core.pool import ModelLayout, PageCopies, Pages, Slots, Tier, all_pages
 from unified_cache.core.seal import Label
-from unified_cache.storage_backends.protocol import Answer, Level, PageIO
+from unified_cache.storage_backends.protocol import BATCH_BYTES, BATCH_OBJECTS, Answer, Level, PageIO
 from unified_cache.storage_backends.wrappers.layer import Method
 
 Layer = tuple[str, int]
@@ -132,13 +132,6 @@ class LayerwiseLoad:
         self.progress.wait(pool, layer, timeout_s)
 
 
-STORAGE_BATCH_OBJECTS = 128
-"""Objects per call to a store at most: between two calls a job can be stopped, and keep the pages before it."""
-
-STORAGE_BATCH_BYTES = 32 << 20
-"""Bytes per call to a store at most, or one object: within the guard's deadline of 5 s for a store of 6.7 MB/s."""
-
-
 class BackupJob:
     """Copy pages device to host, KV before sidecars, and seal each as soon as its pool is complete."""
 
@@ -213,12 +206,12 @@ class LoadJob:
 
 
 def next_batch(listed: Sequence[ListedObject]) -> list[PageIO]:
-    """Return the first objects that go together in one call: one at least, and as many as STORAGE_BATCH_BYTES allows.
+    """Return the first objects that go together in one call: one at least, and as many as BATCH_BYTES allows.
 
     Of the host's slab each is one buffer of bytes.
     """
     batch: list[PageIO] = []
-    left_bytes = STORAGE_BATCH_BYTES
+    left_bytes = BATCH_BYTES
     for _, _, page in listed:
         left_bytes -= sum(map(len, page.buffers))
         if left_bytes < 0 and batch:
@@ -230,7 +223,7 @@ def next_batch(listed: Sequence[ListedObject]) -> list[PageIO]:
 def batch_pages(layout: ModelLayout) -> int:
     """Return how many pages of all pools together go in one call; one at least."""
     objects = sum(pool.page_bytes > 0 for pool in layout.pools)
-    return max(1, min(STORAGE_BATCH_OBJECTS // max(objects, 1), STORAGE_BATCH_BYTES // max(layout.page_bytes, 1)))
+    return max(1, min(BATCH_OBJECTS // max(objects, 1), BATCH_BYTES // max(layout.page_bytes, 1)))
 
 
 FIRST_CALL_OBJECTS = 8
@@ -256,7 +249,7 @@ class CallSizes:
         self._wait_s = wait_s
         self._respond_by_s = respond_by_s
         is_slow = probe_s * CALLS_MIN > wait_s
-        self.objects = STORAGE_BATCH_OBJECTS if is_slow else min(FIRST_CALL_OBJECTS, STORAGE_BATCH_OBJECTS)
+        self.objects = BATCH_OBJECTS if is_slow else min(FIRST_CALL_OBJECTS, BATCH_OBJECTS)
         """Of the next call, at most."""
         self.is_late = False
         """Whether the deadline is over: no other call begins, though the owner may look later."""
@@ -277,7 +270,7 @@ class CallSizes:
         taken_s, left_s = now_s - began_s, self._respond_by_s - now_s
         self.is_late = left_s <= 0
         if taken_s * CALLS_MIN <= self._wait_s:
-            self.objects = min(2 * objects, STORAGE_BATCH_OBJECTS)
+            self.objects = min(2 * objects, BATCH_OBJECTS)
         while self.objects > 1 and taken_s * self.objects > left_s * objects:
             self.objects //= 2
 
@@ -300,7 +293,7 @@ class BatchedJob:
         self._parts = parts
         self._order = order
         self._sizes = sizes
-        """Objects of each call; None for as many as STORAGE_BATCH_OBJECTS allows."""
+        """Objects of each call; None for as many as BATCH_OBJECTS allows."""
         self._listed: list[ListedObject] | None = None
         """As ``StorageTier.pages`` lists them."""
         self._done: list[Answer] = []
@@ -331,7 +324,7 @@ class BatchedJob:
         listed = self._listed = self._storage.pages(self._prompt, self._parts, self._order)
         while len(self._done) < len(listed) and not self._stopped:
             start = len(self._done)
-            objects_max = STORAGE_BATCH_OBJECTS if self._sizes is None else self._sizes.objects
+            objects_max = BATCH_OBJECTS if self._sizes is None else self._sizes.objects
             batch = next_batch(listed[start : start + objects_max])
             self._begun_count = start + len(batch)
             self._done += call(batch)
@@ -343,8 +336,8 @@ class BatchedJob:
         assert self._listed is not None
         labels = [page.label for _, _, page in self._listed[: self._begun_count]]
         self._done = []
-        for start in range(0, len(labels), STORAGE_BATCH_OBJECTS):
-            self._storage.backend.remove(labels[start : start + STORAGE_BATCH_OBJECTS])
+        for start in range(0, len(labels), BATCH_OBJECTS):
+            self._storage.backend.remove(labels[start : start + BATCH_OBJECTS])
 
     def stop(self) -> None:
         """Call the store no more."""

@@ -28,6 +28,26 @@ __all__ = [
     "UsedBetween",
 ]
 
+BATCH_OBJECTS = 128
+BATCH_BYTES = 32 << 20
+PIECE_BYTES_MAX = 8 << 20
+NETWORK_BYTES = 64 << 20
+NAMES_MAX = 1000
+"""How much goes in one call, who cuts it, and why. A page of more bytes goes alone.
+
+BATCH_OBJECTS    jobs of a cache, offline    between two calls a job can be stopped, and keeps the pages before it
+BATCH_BYTES      the same, durable puts of   within a deadline of 5 s for a store of 6.7 MB/s; pages of a durable put
+                 engines                     wait for the disk together
+PIECE_BYTES_MAX  gets and puts of engines    more is out of the processor's caches before it is verified and copied, and
+                                             a store that goes on for long makes room for a load soon
+call_bytes       VerifiedStorage             what a store likes best of a get, see ``Capability``
+NETWORK_BYTES    the same, of what is not    enough that requests follow each other without a pause, and that every node
+                 on this machine             is sent full ones
+NAMES_MAX        scans, look-ups, removals   so many names fit one message of any transport
+
+How much goes in one message, one native call or one read is a store's own matter.
+"""
+
 
 class Level(Enum):
     """Promise of an acknowledged put."""

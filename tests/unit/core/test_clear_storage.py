@@ -118,7 +118,7 @@ def test_a_backup_that_comes_to_the_store_while_it_is_cleared_stores_nothing() -
 def test_what_was_put_before_and_after_a_clear_began_is_taken_back_whole(
     put_ends_last: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("unified_cache.controller.jobs.STORAGE_BATCH_OBJECTS", 2)
+    monkeypatch.setattr("unified_cache.controller.jobs.BATCH_OBJECTS", 2)
 
     def clear() -> None:
         cache.clear_storage()
@@ -140,7 +140,7 @@ def test_what_was_put_before_and_after_a_clear_began_is_taken_back_whole(
 
 
 def test_what_was_put_is_taken_back_where_the_store_fails_after_a_clear_began(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("unified_cache.controller.jobs.STORAGE_BATCH_OBJECTS", 4)
+    monkeypatch.setattr("unified_cache.controller.jobs.BATCH_OBJECTS", 4)
 
     def clear() -> None:
         cache.clear_storage()

@@ -15,7 +15,7 @@ from tests.support.ranks import ThreadRanks, digest_of, head_of, in_threads
 from tests.support.tables import check_tables
 from tests.support.timed_engine import POLL_S, PacedStorage, TimedEngine
 from unified_cache.controller import InlineWorkers, OperationState
-from unified_cache.controller.jobs import FIRST_CALL_OBJECTS, STORAGE_BATCH_OBJECTS
+from unified_cache.controller.jobs import FIRST_CALL_OBJECTS
 from unified_cache.controller.ranks import LocalRanks, RankGroup
 from unified_cache.core.config import CacheConfig, Prefetching, WritePolicy
 from unified_cache.core.errors import StorageTimeoutError
@@ -23,7 +23,7 @@ from unified_cache.core.page import Prompt
 from unified_cache.core.pool import Component, Identity, ModelLayout, PoolSpec, Tier
 from unified_cache.core.seal import Label
 from unified_cache.core.window import SPAN_ALL
-from unified_cache.storage_backends.protocol import Answer, PageIO
+from unified_cache.storage_backends.protocol import BATCH_OBJECTS, Answer, PageIO
 
 TURNS = (4, 8, 12, 16)
 every_bound = pytest.mark.parametrize("is_patience", [False, True], ids=["deadline", "patience"])
@@ -71,7 +71,7 @@ def test_a_request_goes_on_at_its_deadline_while_the_store_is_in_its_call(layout
 
 def make_calls_small(monkeypatch: pytest.MonkeyPatch, layout: ModelLayout) -> None:
     """Have a call take the objects of four pages, so that a prefetch reads in several calls."""
-    for name in ("FIRST_CALL_OBJECTS", "STORAGE_BATCH_OBJECTS"):
+    for name in ("FIRST_CALL_OBJECTS", "BATCH_OBJECTS"):
         monkeypatch.setattr(f"unified_cache.controller.jobs.{name}", 4 * len(layout.pools))
 
 
@@ -300,7 +300,7 @@ class Speed:
 
     def seconds(self, pages: int) -> float:
         """Return the time to read so many pages, in as few calls as that takes."""
-        return -(-pages // STORAGE_BATCH_OBJECTS) * self.call_s + pages * self.page_s
+        return -(-pages // BATCH_OBJECTS) * self.call_s + pages * self.page_s
 
     def in_time(self, deadline_s: float) -> int:
         """Return how many pages can come by a deadline, after the call that asks for them."""
@@ -426,5 +426,5 @@ def test_a_prefetch_with_time_for_all_makes_few_calls_more_than_one_without_a_de
         before = engine.store.gets_count
         assert pages_in_time(engine, deadline_s) == PAGES
         counts.append(engine.store.gets_count - before)
-    assert counts[0] == PAGES / STORAGE_BATCH_OBJECTS
-    assert counts[1] <= counts[0] + np.log2(STORAGE_BATCH_OBJECTS / FIRST_CALL_OBJECTS)
+    assert counts[0] == PAGES / BATCH_OBJECTS
+    assert counts[1] <= counts[0] + np.log2(BATCH_OBJECTS / FIRST_CALL_OBJECTS)

@@ -222,7 +222,7 @@ def test_a_transfer_cancelled_at_any_job_keeps_nothing_and_gives_all_back(leg: T
 def test_a_transfer_cancelled_during_a_call_of_the_store_makes_no_other(
     leg: TransferKind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("unified_cache.controller.jobs.STORAGE_BATCH_OBJECTS", 2)
+    monkeypatch.setattr("unified_cache.controller.jobs.BATCH_OBJECTS", 2)
     workers = Stepped()
 
     store = ScriptedStorage()
@@ -337,7 +337,7 @@ def test_pages_that_a_hanging_store_may_still_fill_are_nobodys_until_it_returns(
 
 
 def test_what_came_before_a_store_hung_is_kept_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("unified_cache.controller.jobs.STORAGE_BATCH_OBJECTS", 2)
+    monkeypatch.setattr("unified_cache.controller.jobs.BATCH_OBJECTS", 2)
     store = HangingStorage()
     toy, prompt = stored_and_forgotten(store)
     store.hang_at = 2
@@ -475,7 +475,7 @@ def test_unless_somebody_says_otherwise_a_store_is_guarded() -> None:
 
 
 def test_a_store_that_fails_in_the_middle_leaves_what_came_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("unified_cache.controller.jobs.STORAGE_BATCH_OBJECTS", 2)
+    monkeypatch.setattr("unified_cache.controller.jobs.BATCH_OBJECTS", 2)
 
     store = ScriptedStorage()
     toy, prompt = stored_and_forgotten(store)

@@ -80,7 +80,7 @@ def test_a_prefetch_waits_for_no_put_of_a_backup() -> None:
 
 
 def test_with_one_thread_a_prefetch_goes_between_two_batches_of_a_backup(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("unified_cache.controller.jobs.STORAGE_BATCH_OBJECTS", 1)
+    monkeypatch.setattr("unified_cache.controller.jobs.BATCH_OBJECTS", 1)
     store = PacedPuts()
     with cache_over(store, storage_threads=1) as toy:
         backup(toy.cache, 1)
@@ -94,7 +94,7 @@ def test_with_one_thread_a_prefetch_goes_between_two_batches_of_a_backup(monkeyp
 
 
 def test_backups_take_turns_batch_by_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("unified_cache.controller.jobs.STORAGE_BATCH_OBJECTS", 1)
+    monkeypatch.setattr("unified_cache.controller.jobs.BATCH_OBJECTS", 1)
     store = PacedPuts()
     with cache_over(store, storage_threads=1) as toy:
         for number in (1, 2):
@@ -114,13 +114,13 @@ def test_a_call_to_a_store_has_no_more_bytes_than_its_deadline_allows(monkeypatc
         backup(toy.cache, 1)
         toy.cache.wait_all(PATIENCE_S)
         (sizes,) = store.put_bytes
-        monkeypatch.setattr("unified_cache.controller.jobs.STORAGE_BATCH_BYTES", 2 * max(sizes))
+        monkeypatch.setattr("unified_cache.controller.jobs.BATCH_BYTES", 2 * max(sizes))
         backup(toy.cache, 2)
         toy.cache.wait_all(PATIENCE_S)
         assert len(store.put_bytes) > 2
         assert max(map(sum, store.put_bytes[1:])) <= 2 * max(sizes)
         assert [size for batch in store.put_bytes[1:] for size in batch] == sizes, "every page, in the same order"
-        monkeypatch.setattr("unified_cache.controller.jobs.STORAGE_BATCH_BYTES", 1)
+        monkeypatch.setattr("unified_cache.controller.jobs.BATCH_BYTES", 1)
         store.put_bytes.clear()
         backup(toy.cache, 2)
         toy.cache.wait_all(PATIENCE_S)

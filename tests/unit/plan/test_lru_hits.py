@@ -9,13 +9,12 @@ import pytest
 from tests.sources import ROOT
 from tests.unit.plan.traces import conversations
 from unified_cache.components.layouts import size_preset
-from unified_cache.controller.jobs import STORAGE_BATCH_OBJECTS
 from unified_cache.core.config import EvictionPolicy, Retention
 from unified_cache.core.errors import ConfigError, TraceError
 from unified_cache.core.hits import Hits
 from unified_cache.core.seal import HEADER_BYTES
 from unified_cache.sizing.plan.resume_points import NEVER
-from unified_cache.sizing.plan.tier_hits import BATCH_OBJECTS, LruHits
+from unified_cache.sizing.plan.tier_hits import LruHits
 from unified_cache.sizing.replay.clairvoyant import FutureUses
 from unified_cache.sizing.replay.lru_stack import LruStack
 from unified_cache.sizing.replay.plan import ReplayPolicies
@@ -182,7 +181,3 @@ def test_requests_are_taken_in_the_order_of_their_times() -> None:
 def test_a_trace_without_requests_is_refused() -> None:
     with pytest.raises(TraceError, match="found none"):
         TracePages.of([], 512, padded=True)
-
-
-def test_a_call_to_a_store_takes_as_many_objects_as_the_cache_puts() -> None:
-    assert BATCH_OBJECTS == STORAGE_BATCH_OBJECTS

@@ -11,7 +11,7 @@ from unified_cache.core.config import GuardConfig
 from unified_cache.core.errors import ConfigError, check_kind
 from unified_cache.core.seal import Flaw, Label
 from unified_cache.storage_backends.common.breaker import BreakerState
-from unified_cache.storage_backends.protocol import Answer
+from unified_cache.storage_backends.protocol import BATCH_BYTES, PIECE_BYTES_MAX, Answer
 from unified_cache.storage_backends.wrappers import Method
 
 Clock = Callable[[], float]
@@ -20,15 +20,9 @@ Clock = Callable[[], float]
 PIECE_BYTES = 1 << 20
 """Least that bounce buffers must hold where nobody says how much."""
 
-PIECE_BYTES_MAX = 8 << 20
-"""Pages of more bytes are out of the processor's caches before they are verified and copied."""
-
-DURABLE_BYTES = 32 << 20
-"""Of a durable put: it waits for the disk, for all of its pages at a time, and not for the processor's caches."""
-
 
 CALL_PAGES = 128
-"""Pages that a call has the time of a call for; as STORAGE_BATCH_SIZE in SGLang 0.5.23."""
+"""Pages that a call has the time of a call for; as BATCH_SIZE in SGLang 0.5.23."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +49,7 @@ class EngineStoreConfig:
         if self.piece_bytes is not None:
             return self.piece_bytes
         usual_bytes = min(call_bytes, PIECE_BYTES_MAX, self.bounce_bytes)
-        return max(usual_bytes, min(DURABLE_BYTES, self.bounce_bytes // 8)) if is_durable else usual_bytes
+        return max(usual_bytes, min(BATCH_BYTES, self.bounce_bytes // 8)) if is_durable else usual_bytes
 
     def __post_init__(self) -> None:
         check_kind(self.guard, GuardConfig, "guard as a GuardConfig", ConfigError)

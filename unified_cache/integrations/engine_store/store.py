@@ -38,7 +38,6 @@ from unified_cache.integrations.engine_store.away import OpenedStore, Registrati
 from unified_cache.integrations.engine_store.buffers import BounceBuffer, BounceMemory
 from unified_cache.integrations.engine_store.interface import (
     CALL_PAGES,
-    PIECE_BYTES_MAX,
     CallCounts,
     Clock,
     EnginePage,
@@ -60,7 +59,7 @@ from unified_cache.storage_backends.common.bounded_call import BoundedCall, Call
 from unified_cache.storage_backends.common.breaker import Backoff
 from unified_cache.storage_backends.common.call_threads import LOOK_S, CallThreads, call_within, run_here
 from unified_cache.storage_backends.common.opening import StoreOpening
-from unified_cache.storage_backends.protocol import Answer, Level, Store
+from unified_cache.storage_backends.protocol import PIECE_BYTES_MAX, Answer, Level, Store
 from unified_cache.storage_backends.removals import RemovalFeed, Removals
 from unified_cache.storage_backends.url import check_storage_url, open_storage
 from unified_cache.storage_backends.wrappers import Method

@@ -22,7 +22,7 @@ from unified_cache.core.seal import HEADER_BYTES, Label, seal_buffers
 from unified_cache.integrations.engine_store.buffers import BounceBuffer
 from unified_cache.integrations.engine_store.interface import Clock, EnginePage
 from unified_cache.storage_backends.common.bounded_call import bound_steps
-from unified_cache.storage_backends.protocol import Answer, Level, PageIO, Store
+from unified_cache.storage_backends.protocol import NAMES_MAX, Answer, Level, PageIO, Store
 
 ALIGN_BYTES = 64
 """A page in a bounce buffer begins on a cache line."""
@@ -41,9 +41,6 @@ AT_ONCE_BYTES_MAX = 64 << 20
 
 SMALL_ROW_BYTES = 2048
 """Below this a copy is over before another thread could take the interpreter lock."""
-
-LOOKUP_LABELS_MAX = 1024
-"""Labels of one call to the store, which takes some 10 us for each where they are files."""
 
 
 class PlacedPage(NamedTuple):
@@ -292,16 +289,16 @@ class Task:
 
 def look_up(store: Store, labels: Sequence[Label], answers: list[Answer]) -> Iterator[bool]:
     """Ask the store about labels; no page moves."""
-    for start in range(0, len(labels), LOOKUP_LABELS_MAX):
-        found = store.exists(labels[start : start + LOOKUP_LABELS_MAX])
+    for start in range(0, len(labels), NAMES_MAX):
+        found = store.exists(labels[start : start + NAMES_MAX])
         answers += found
         yield Answer.UNAVAILABLE not in found
 
 
 def touch(store: Store, labels: Sequence[Label], answers: list[Answer]) -> Iterator[bool]:
     """Touch labels, the last of them first, so that the first are the most recent in the end; HIT for each."""
-    for end in range(len(labels), 0, -LOOKUP_LABELS_MAX):
-        part = labels[max(end - LOOKUP_LABELS_MAX, 0) : end]
+    for end in range(len(labels), 0, -NAMES_MAX):
+        part = labels[max(end - NAMES_MAX, 0) : end]
         store.touch(part)
         answers += [Answer.HIT] * len(part)
         yield True

@@ -26,13 +26,7 @@ from unified_cache.integrations.engine_store import EnginePage, EngineStore
 from unified_cache.integrations.vllm.settings import TierSettings
 from unified_cache.storage_backends.common.bounded_call import BoundedCall
 from unified_cache.storage_backends.common.call_threads import CallThreads
-from unified_cache.storage_backends.protocol import Answer, Level
-
-PIECE_BYTES_MAX = 8 << 20
-"""Bytes of one call, so that a store that goes on for long makes room for a load soon."""
-
-DURABLE_BYTES_MAX = 32 << 20
-"""Bytes of one durable put: all its pages wait for the disk together, and each call waits as long again."""
+from unified_cache.storage_backends.protocol import BATCH_BYTES, PIECE_BYTES_MAX, Answer, Level
 
 SHARED_BYTES_MIN = 512 << 10
 """A load is shared among the threads that load, so much to each at the least: one reads while another one copies."""
@@ -227,7 +221,7 @@ class Moving:
     def _pieces(self, run: _Run) -> list[_Piece]:
         is_load = run.job.direction is Direction.LOAD
         is_durable = not is_load and self._level is Level.DURABLE
-        piece_bytes = DURABLE_BYTES_MAX if is_durable else PIECE_BYTES_MAX
+        piece_bytes = BATCH_BYTES if is_durable else PIECE_BYTES_MAX
         if is_load:
             share_bytes = -(-len(run.answers) // self._threads_count) * self._rows.payload_bytes
             piece_bytes = min(piece_bytes, max(share_bytes, SHARED_BYTES_MIN))

@@ -14,9 +14,7 @@ from unified_cache.sizing.plan.resume_points import NEVER, ResumePoints, StoreFo
 from unified_cache.sizing.replay.lru_stack import LruStack
 from unified_cache.sizing.replay.plan import ReplayPlan, ReplayPolicies
 from unified_cache.sizing.replay.trace_pages import Counts, TracePages
-
-BATCH_OBJECTS = 128
-"""Objects in one call to a store, as ``unified_cache.controller.jobs`` puts them."""
+from unified_cache.storage_backends.protocol import BATCH_OBJECTS
 
 PASSES_MAX = 8
 """Passes kept: each holds some 100 bytes for every run of pages asked for again."""

@@ -9,12 +9,9 @@ from typing import Protocol
 
 from unified_cache.core.errors import ConfigError
 from unified_cache.core.seal import HEADER_BYTES, Label, may_be_coded
-from unified_cache.storage_backends.protocol import Answer, Scan, StoredObject
+from unified_cache.storage_backends.protocol import NAMES_MAX, Answer, Scan, StoredObject
 
 _NBYTES = attrgetter("nbytes")
-
-SCAN_OBJECTS_MAX = 1000
-"""Objects in one answer of a scan; a listing of that size fits one message of any transport."""
 
 
 class SizedPage(Protocol):
@@ -206,7 +203,7 @@ class StoreLru:
                 if label.identity == identity:
                     parts[label.key[:1]].append((used, label))
             listing = ScanUnderWay(identity, cursor, [parts[first] for first in sorted(parts, reverse=True)])
-        some = listing.take(SCAN_OBJECTS_MAX)
+        some = listing.take(NAMES_MAX)
         self._listing = listing
         there = [(StoredObject(label, self._objects[label]), used) for used, label in some if label in self._objects]
         return Scan([found for found, _ in there], listing.cursor, [used for _, used in there])

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from unified_cache.core.errors import StorageError
 from unified_cache.core.seal import HEADER_BYTES, Label, may_be_coded
-from unified_cache.storage_backends.common.lru import SCAN_OBJECTS_MAX, page_bytes
+from unified_cache.storage_backends.common.lru import page_bytes
 from unified_cache.storage_backends.common.names import check_label, check_scan, parse_page_name
 from unified_cache.storage_backends.directory.disk import (
     DIRECTORY_FLAGS,
@@ -37,7 +37,7 @@ from unified_cache.storage_backends.directory.disk import (
 )
 from unified_cache.storage_backends.directory.page_reads import ALONE_BYTES_MIN, DirectReads, PageReads, Place
 from unified_cache.storage_backends.directory.root import NOT_A_FILE, UNREADABLE, StoreRoot, is_whole
-from unified_cache.storage_backends.protocol import Answer, PageIO, Scan, StoredObject, UsedBetween
+from unified_cache.storage_backends.protocol import NAMES_MAX, Answer, PageIO, Scan, StoredObject, UsedBetween
 
 _FAN_DIGITS = 1
 """Leading digits of a key that name its directory."""
@@ -246,11 +246,11 @@ class PageReader:
         check_scan(identity, cursor)
         try:
             with closing(objects_in(self._disk, self._root_fd, identity, cursor)) as objects:
-                found = list(itertools.islice(objects, SCAN_OBJECTS_MAX))
+                found = list(itertools.islice(objects, NAMES_MAX))
         except OSError as error:
             raise self._cannot_list(identity, error) from error
         listed = [StoredObject(known.label, known.object_bytes) for known in found]
-        cursor_next = found[-1].name if len(found) == SCAN_OBJECTS_MAX else ""
+        cursor_next = found[-1].name if len(found) == NAMES_MAX else ""
         return Scan(listed, cursor_next, [known.mtime_ns for known in found])
 
     def used_between(self, identity: bytes) -> UsedBetween | None:

@@ -22,7 +22,6 @@ from unified_cache.core.errors import ConfigError, StorageError
 from unified_cache.core.seal import Label
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.storage_backends.common.calls import CallsInFlight
-from unified_cache.storage_backends.common.lru import SCAN_OBJECTS_MAX
 from unified_cache.storage_backends.common.names import check_identity, check_scan, parse_page_name
 from unified_cache.storage_backends.manifest import MANIFEST_BYTES_MAX
 from unified_cache.storage_backends.mooncake.address import MooncakeAddress, address_of_url
@@ -37,6 +36,8 @@ from unified_cache.storage_backends.mooncake.client import (
 from unified_cache.storage_backends.mooncake.endpoints import ReplicaLocation
 from unified_cache.storage_backends.mooncake.native import ResultCode
 from unified_cache.storage_backends.protocol import (
+    NAMES_MAX,
+    NETWORK_BYTES,
     Answer,
     Capability,
     Level,
@@ -47,10 +48,6 @@ from unified_cache.storage_backends.protocol import (
 )
 
 NAME = "mooncake"
-
-CALL_BYTES = 64 << 20
-"""Asked for in one get: enough that every node is sent full calls, where a MiB is an object or two for each of a few
-nodes. Nothing is lost by it: a page from the network lies in another core's cache, whatever its size."""
 
 
 class MooncakeStorage(Store):
@@ -64,7 +61,7 @@ class MooncakeStorage(Store):
         self, client: MooncakeClient, capacity_bytes: int | None, sleep: Callable[[float], None] = time.sleep
     ) -> None:
         self._client = client
-        self._capability = Capability(NAME, durable=False, bytes_max=capacity_bytes, call_bytes=CALL_BYTES)
+        self._capability = Capability(NAME, durable=False, bytes_max=capacity_bytes, call_bytes=NETWORK_BYTES)
         self._io = MooncakeIo(client, sleep)
         self._manifests = ManifestObjects(client)
         self._regions: set[tuple[int, int]] = set()
@@ -157,8 +154,8 @@ class MooncakeStorage(Store):
             check_identity(identity)
             names = [f"{identity.hex()}/{name}" for name in self._names(identity, "")]
             codes: list[int] = []
-            for start in range(0, len(names), SCAN_OBJECTS_MAX):
-                codes += self._client.remove(names[start : start + SCAN_OBJECTS_MAX])
+            for start in range(0, len(names), NAMES_MAX):
+                codes += self._client.remove(names[start : start + NAMES_MAX])
             left = set(codes) - {0, ResultCode.NOT_FOUND}
             if left:
                 raise StorageError(f"Mooncake did not remove every object (codes {sorted(left)})", retryable=True)
@@ -173,13 +170,13 @@ class MooncakeStorage(Store):
             check_scan(identity, cursor)
             names = self._names(identity, cursor)
             start = bisect_right(names, cursor)
-            found = names[start : start + SCAN_OBJECTS_MAX]
+            found = names[start : start + NAMES_MAX]
             labels = {f"{identity.hex()}/{name}": label for name in found if (label := parse_page_name(identity, name))}
             locations = self._client.locate(list(labels)) if labels else {}
             listed = [
                 StoredObject(label, locations[name].object_bytes) for name, label in labels.items() if name in locations
             ]
-            return Scan(listed, found[-1] if len(found) == SCAN_OBJECTS_MAX else "")
+            return Scan(listed, found[-1] if len(found) == NAMES_MAX else "")
 
     def manifests(self) -> dict[bytes, Manifest | None]:
         """Return the manifest of every identity that has an object; a listing of the whole cluster, as ``scan``."""

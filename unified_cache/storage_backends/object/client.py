@@ -16,8 +16,8 @@ from obstore.exceptions import AlreadyExistsError, BaseError, PermissionDeniedEr
 from unified_cache.core.errors import StorageError
 from unified_cache.storage_backends.common.bounded_call import current_call
 from unified_cache.storage_backends.common.call_threads import CallThreads
-from unified_cache.storage_backends.common.lru import SCAN_OBJECTS_MAX
 from unified_cache.storage_backends.object.address import NO_PROXY, is_panic
+from unified_cache.storage_backends.protocol import NAMES_MAX
 
 if TYPE_CHECKING:
     from obstore import ObjectMeta
@@ -118,7 +118,7 @@ class Bucket:
         caller = current_call()
         last = after = f"{place}/{after}"
         with self._plain_errors("list", place):
-            listing = obstore.list(self._store, place, offset=after, chunk_size=SCAN_OBJECTS_MAX)
+            listing = obstore.list(self._store, place, offset=after, chunk_size=NAMES_MAX)
             while chunk := _in_time(partial(_next_part, listing)):
                 names = [last, *[each["path"] for each in chunk]]
                 if names != sorted(names):

@@ -27,12 +27,14 @@ from unified_cache.core.errors import ConfigError, StorageError
 from unified_cache.core.seal import HEADER_BYTES, Label, is_sealed, may_be_coded
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.storage_backends.common.calls import CallsInFlight
-from unified_cache.storage_backends.common.lru import SCAN_OBJECTS_MAX, page_bytes
+from unified_cache.storage_backends.common.lru import page_bytes
 from unified_cache.storage_backends.common.names import IDENTITY_BYTES, check_identity, check_scan, parse_page_name
 from unified_cache.storage_backends.manifest import MANIFEST_BYTES_MAX, is_sound, parsed_manifest
 from unified_cache.storage_backends.object.address import BucketAddress, address_of_url, open_bucket
 from unified_cache.storage_backends.object.client import Bucket, ForbiddenError, Item, RequestThreads
 from unified_cache.storage_backends.protocol import (
+    NAMES_MAX,
+    NETWORK_BYTES,
     Answer,
     Capability,
     Level,
@@ -55,9 +57,6 @@ IDENTITIES_MAX = 1 << 16
 
 FORBIDDEN_S = 60.0
 """Puts are tried again so long after one was denied: policies change, and a page that is denied is sent whole."""
-
-CALL_BYTES = 64 << 20
-"""Asked for in one get, so that its requests follow each other without a pause."""
 
 
 class ObjectStorage(Store):
@@ -88,7 +87,7 @@ class ObjectStorage(Store):
     @classmethod
     def open(cls, address: BucketAddress) -> "ObjectStorage":
         """Make the client; nothing is sent before the first call. Raise ConfigError as ``open_bucket``."""
-        capability = Capability(address.scheme, durable=True, bytes_max=None, call_bytes=CALL_BYTES)
+        capability = Capability(address.scheme, durable=True, bytes_max=None, call_bytes=NETWORK_BYTES)
         return cls(Bucket(address.name, open_bucket(address)), capability, address.requests)
 
     def capability(self) -> Capability:
@@ -178,8 +177,8 @@ class ObjectStorage(Store):
             found: list[StoredObject] = []
             for objects in self._objects(identity, cursor):
                 found += objects
-                if len(found) >= SCAN_OBJECTS_MAX:
-                    return Scan(found[:SCAN_OBJECTS_MAX], found[SCAN_OBJECTS_MAX - 1].label.page_name)
+                if len(found) >= NAMES_MAX:
+                    return Scan(found[:NAMES_MAX], found[NAMES_MAX - 1].label.page_name)
             return Scan(found, "")
 
     def manifests(self) -> dict[bytes, Manifest | None]:

@@ -31,13 +31,11 @@ from unified_cache.storage_backends.offline.listing import (
     read_verified,
     take_inventory,
 )
-from unified_cache.storage_backends.protocol import Answer, Level, Store, StoredObject
+from unified_cache.storage_backends.protocol import NAMES_MAX, Answer, Level, Store, StoredObject
 
 CHUNK_PAGES = 64
 """Pages whose objects are copied together, one pool after the other: an interrupted copy leaves whole pages behind it,
 and at most this many pages that have KV and no sidecars."""
-
-LOOK_LABELS_MAX = 4096
 
 Held = Mapping[PageKey, int]
 """Objects of each page that a store holds, a bit for each pool, see ``ObjectPools``."""
@@ -174,7 +172,7 @@ def held(storage: Store, pools: ObjectPools, keys: Iterable[PageKey]) -> dict[Pa
     """Return which objects of some pages a store has, asking for a bounded number at a time."""
     labels = ((bit, pools.label(key, bit)) for bit in range(len(pools.specs)) for key in keys)
     found: Counter[PageKey] = Counter()
-    while some := list(islice(labels, LOOK_LABELS_MAX)):
+    while some := list(islice(labels, NAMES_MAX)):
         for (bit, label), there in zip(some, storage.exists([label for _, label in some]), strict=True):
             if there:
                 found[label.key] |= 1 << bit

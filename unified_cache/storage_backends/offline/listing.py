@@ -10,14 +10,8 @@ from unified_cache.core.page import PageKey
 from unified_cache.core.pool import ModelLayout, PoolSpec
 from unified_cache.core.seal import HEADER_BYTES, Flaw, Label, is_sealed, may_be_coded, verify_buffers
 from unified_cache.core.window import SPAN_ALL, SPAN_UNKNOWN
-from unified_cache.storage_backends.protocol import Answer, PageIO, Store, StoredObject
+from unified_cache.storage_backends.protocol import BATCH_BYTES, BATCH_OBJECTS, Answer, PageIO, Store, StoredObject
 from unified_cache.storage_backends.verified import summed
-
-BATCH_OBJECTS_MAX = 64
-"""Objects in one call of a backend."""
-
-BATCH_BYTES_MAX = 64 << 20
-"""Bytes in one call of a backend; a larger object goes alone."""
 
 POOLS_MAX = 62
 """Pools whose bits fit one int64; published models have at most eight."""
@@ -179,7 +173,7 @@ def batches(objects: Iterable[StoredObject]) -> Iterator[list[StoredObject]]:
     batch: list[StoredObject] = []
     batch_bytes = 0
     for found in objects:
-        if batch and (len(batch) == BATCH_OBJECTS_MAX or batch_bytes + found.object_bytes > BATCH_BYTES_MAX):
+        if batch and (len(batch) == BATCH_OBJECTS or batch_bytes + found.object_bytes > BATCH_BYTES):
             yield batch
             batch, batch_bytes = [], 0
         batch.append(found)

@@ -12,7 +12,6 @@ from unified_cache.core.errors import StorageError, StorageTimeoutError
 from unified_cache.core.page import PageKey
 from unified_cache.core.pool import ModelLayout
 from unified_cache.core.seal import Label
-from unified_cache.storage_backends.common.lru import SCAN_OBJECTS_MAX
 from unified_cache.storage_backends.manifest import Description
 from unified_cache.storage_backends.offline.listing import (
     FlawedObject,
@@ -28,7 +27,7 @@ from unified_cache.storage_backends.offline.listing import (
     unwatched,
 )
 from unified_cache.storage_backends.offline.stores import StoredIdentity, Undescribed
-from unified_cache.storage_backends.protocol import Answer, PageIO, Store, StoredObject
+from unified_cache.storage_backends.protocol import NAMES_MAX, Answer, PageIO, Store, StoredObject
 
 logger = logging.getLogger(__name__)
 
@@ -174,9 +173,7 @@ def clear(storage: Store, identity: bytes, watch: Watch) -> int:
 
 
 def _remove(storage: Store, labels: list[Label]) -> int:
-    return sum(
-        storage.remove(labels[start : start + SCAN_OBJECTS_MAX]) for start in range(0, len(labels), SCAN_OBJECTS_MAX)
-    )
+    return sum(storage.remove(labels[start : start + NAMES_MAX]) for start in range(0, len(labels), NAMES_MAX))
 
 
 def _examined(storage: Store, kept: StoredIdentity) -> Iterator[list[ReadObject]]:

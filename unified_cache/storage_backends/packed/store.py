@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 from unified_cache.core.errors import StorageError
 from unified_cache.core.seal import HEADER_BYTES, Label, is_sealed, may_be_coded
-from unified_cache.storage_backends.common.lru import SCAN_OBJECTS_MAX, StoreLru, page_bytes
+from unified_cache.storage_backends.common.lru import StoreLru, page_bytes
 from unified_cache.storage_backends.common.names import check_label, check_scan
 from unified_cache.storage_backends.directory.disk import (
     DIRECTORY_FLAGS,
@@ -74,7 +74,16 @@ from unified_cache.storage_backends.packed.segment import (
     taken_bytes,
 )
 from unified_cache.storage_backends.packed.segments import SegmentFiles
-from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, Scan, StoredObject, UsedBetween
+from unified_cache.storage_backends.protocol import (
+    NAMES_MAX,
+    Answer,
+    Capability,
+    Level,
+    PageIO,
+    Scan,
+    StoredObject,
+    UsedBetween,
+)
 
 FORMAT = StoreFormat("packed store", 1)
 """See docs/format.md."""
@@ -504,7 +513,7 @@ class PackedReader(ReadOnlyStore):
             check_scan(identity, cursor)
             listing = self._listing(identity) if cursor else self._list_again(identity)
             start = bisect_right(listing.labels, cursor, key=_page_name)
-            labels = listing.labels[start : start + SCAN_OBJECTS_MAX]
+            labels = listing.labels[start : start + NAMES_MAX]
             objects = [StoredObject(label, listing.slots[label].segment.object_bytes) for label in labels]
             return Scan(objects, labels[-1].page_name if start + len(labels) < len(listing.labels) else "")
 

@@ -36,6 +36,7 @@ from unified_cache.storage_backends.common.breaker import Backoff
 from unified_cache.storage_backends.common.calls import CallsInFlight
 from unified_cache.storage_backends.common.lru import page_bytes
 from unified_cache.storage_backends.protocol import (
+    NETWORK_BYTES,
     Answer,
     Capability,
     Level,
@@ -61,9 +62,6 @@ PAGES_PER_CALL = 4096
 
 CALLS_AHEAD = 2
 """Calls of one request under way at a time, for each server."""
-
-VERIFIED_BYTES = 64 << 20
-"""Asked for in one get, so that its calls follow each other without a pause; pages are verified when all have come."""
 
 PAUSES = Backoff(0.05, 1.0)
 """Before all servers are tried again, in seconds; shortened by up to a half at random."""
@@ -217,7 +215,7 @@ class RemoteStorage(Store):
                 durable=durable,
                 bytes_max=None,
                 call_s_max=self._call_s_max,
-                call_bytes=VERIFIED_BYTES,
+                call_bytes=NETWORK_BYTES,
                 bounded=True,
                 shares_cap=True,
             )

@@ -123,7 +123,7 @@ def test_after_close_every_page_is_unavailable_and_no_view_is_left(store: Engine
 
 
 def test_of_many_pages_that_are_touched_the_first_is_the_most_recent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tasks_module, "LOOKUP_LABELS_MAX", 2)
+    monkeypatch.setattr(tasks_module, "NAMES_MAX", 2)
     rows = EngineRows.holding(range(5))
     with opened_store(open_storage("memory:", bytes_max=5 * (PAGE_BYTES + HEADER_BYTES))) as store:
         store.put(rows.pages(range(5)))

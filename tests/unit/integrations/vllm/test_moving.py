@@ -205,7 +205,7 @@ def test_a_durable_put_takes_more_chunks_than_another_one(
     memory: HostMemory, store: DictChunks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "PIECE_BYTES_MAX", ROW.payload_bytes)
-    monkeypatch.setattr(module, "DURABLE_BYTES_MAX", 3 * ROW.payload_bytes)
+    monkeypatch.setattr(module, "BATCH_BYTES", 3 * ROW.payload_bytes)
     for level, calls in ((Level.CACHED, [1, 1, 1]), (Level.DURABLE, [3])):
         store.calls.clear()
         rows = memory.rows()
