@@ -51,9 +51,10 @@ run: $(DEMO_READY)  ## a real model reads a document, loses memory and process, 
 	@$(BIN)/unified-cache demo --report build/demo $(ARGS)
 
 replay: $(READY)  ## replay the bundled trace through L1, L2 and a file L3; make replay ARGS="..." adds flags
-	@$(if $(REPLAY_TMPDIR),TMPDIR=$(REPLAY_TMPDIR)) $(BIN)/python scripts/in_temporary_directory.py $(BIN)/unified-cache replay $(REPLAY_TRACE) \
+	@$(if $(REPLAY_TMPDIR),export TMPDIR=$(REPLAY_TMPDIR);) at=$$(mktemp -d) && trap 'rm -rf "$$at"' EXIT && trap : INT TERM HUP && \
+		$(BIN)/unified-cache replay $(REPLAY_TRACE) \
 		--device-pages $(REPLAY_DEVICE_PAGES) --host-pages $(REPLAY_HOST_PAGES) \
-		--storage file:{} --page-bytes $(REPLAY_PAGE_BYTES) $(ARGS)
+		--storage "file:$$at" --page-bytes $(REPLAY_PAGE_BYTES) $(ARGS)
 
 quick: $(READY)  ## run the tests of the core at every save: page, window, tree, ledger, transfers; under a minute
 	@$(BIN)/python -m pytest -n $(QUICK_WORKERS) --dist worksteal -m "not long" $(QUICK_TESTS)

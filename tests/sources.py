@@ -19,8 +19,6 @@ REPORT = "report"
 
 GENERATED_SUFFIXES = ("_pb2.py", "_pb2_grpc.py")
 
-Function = ast.FunctionDef | ast.AsyncFunctionDef
-
 
 @dataclass(frozen=True, slots=True)
 class Source:

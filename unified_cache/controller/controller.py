@@ -68,8 +68,8 @@ def run_turn(job: Job) -> tuple[bool, CacheError | None]:
     """Run a turn of a job; return whether the job is over, and why it failed, if it did."""
     try:
         return job.run(), None
-    except BaseException as error:  # the edge: other people's code runs here (a panic of a native library is no
-        # Exception), and the thread must live
+    except BaseException as error:  # noqa: BLE001  # the edge: other people's code runs here (a panic of a native
+        # library is no Exception), and the thread must live
         return True, failure_of(job, error)
 
 

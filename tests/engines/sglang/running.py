@@ -189,7 +189,7 @@ class _Engine:
             done, said = self.stack.tree.detach_storage_backend()
             outcome.detached = bool(done)
             outcome.error = outcome.error or ("" if done else str(said))
-        except Exception as error:  # it is the outcome
+        except Exception as error:  # noqa: BLE001  # it is the outcome
             outcome.error = f"{type(error).__name__}: {error}"
         outcome.close_s = time.perf_counter() - started_s
         outcome.store_calls = sum(store.calls_count for store in self._faulty)

@@ -169,7 +169,7 @@ class BoundedCall(Generic[Result]):
         try:
             if self._work is not None:
                 self._result = self._work()
-        except BaseException as error:  # the edge: a store is other people's code, whose panics are no Exception
+        except BaseException as error:  # noqa: BLE001  # the edge: a store's code, whose panics are no Exception
             self._error = error
         finally:
             _current.call = before
