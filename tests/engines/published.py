@@ -1,4 +1,4 @@
-"""Published models in full size, as both engines read their configurations and layouts do."""
+"""Published models in full size, as engines read their configurations and layouts do."""
 
 from collections.abc import Mapping
 
@@ -48,10 +48,11 @@ CHANGED: Mapping[str, Mapping[str, object]] = {
 
 
 def configuration(name: str) -> dict[str, object]:
-    """Return the configuration of a published model."""
-    return with_text({**PRESETS[name], **CHANGED.get(name, {}), "architectures": [ARCHITECTURES[name]]})
-
-
-def with_text(fields: Mapping[str, object]) -> dict[str, object]:
-    """Return a configuration with what an engine needs beside a layout's fields, in bfloat16."""
-    return {**TEXT, "torch_dtype": "bfloat16", **fields}
+    """Return the configuration of a published model, and what an engine needs beside a layout, in bfloat16."""
+    return {
+        **TEXT,
+        "torch_dtype": "bfloat16",
+        **PRESETS[name],
+        **CHANGED.get(name, {}),
+        "architectures": [ARCHITECTURES[name]],
+    }

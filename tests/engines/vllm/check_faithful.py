@@ -17,7 +17,7 @@ from tests.engines.vllm.installation import engine_python
 from tests.engines.vllm.real_model import OPTIONS, real_model, real_variables
 from tests.engines.vllm.server import running_server
 from tests.sources import ROOT
-from tests.support.cluster import ServeProcess, ask
+from tests.support.cluster import ServeProcess
 from unified_cache.cli.main import run
 
 LIES = ("stale", "others", "swapped", "zeros", "short")
@@ -27,7 +27,7 @@ DEVICE_BLOCKS = 22
 HOST_BYTES = 16 * 1_500_000
 """Of blocks in float32."""
 SKIPPED = ("branches", "concurrent", "salts", "device", "host")
-ASKED = ("--documents", "1", "--facts", "5", "--host-tokens", "640")
+ASKED = ("--documents", "1", "--facts", "5", "--answer-tokens", "6", "--host-tokens", "640")
 
 RUNS, RESTARTS = 5, 2
 """Of each kind; so many of them also restart a server that has a tier."""
@@ -85,6 +85,7 @@ def check_a_sound_server_is_never_called_unfaithful(
     kind: str, log_path: LogPath, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = {"on_reset": "keep", "cpu_bytes_to_use": HOST_BYTES}
+    file = tmp_path / "verdicts.json"
     with ExitStack() as stack:
         transfer = None
         if kind == "fs":
@@ -102,7 +103,8 @@ def check_a_sound_server_is_never_called_unfaithful(
         for number in range(RUNS):
             options = ("--restart-command", restart) if number < RESTARTS and transfer else ()
             started_s = time.monotonic()
-            value = json.loads(ask("faithful", server.url, *ASKED, *options, "--json").out)
+            run(["faithful", server.url, *ASKED, *options, "--json-file", str(file)])
+            value = json.loads(file.read_text())
             runs.append({phase["name"]: phase["verdict"] for phase in value["phases"]})
             with capsys.disabled():
                 floor, seconds = value["noise_floor"], time.monotonic() - started_s

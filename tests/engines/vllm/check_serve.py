@@ -1,4 +1,4 @@
-"""docs/vllm.md as a user reads it: installed, launched as a server over HTTP, looked at, killed, and launched again."""
+"""docs/vllm.md as a user reads it: launched as a server over HTTP, looked at, killed, and launched again."""
 
 import re
 from collections.abc import Callable
@@ -9,9 +9,12 @@ from shutil import copytree
 import pytest
 
 from tests.engines.vllm.engine import CPU_SPEC, HOST_BYTES, prompt_of
-from tests.engines.vllm.faults import DEADLINE_S
+from tests.engines.vllm.faults import DEADLINE_S, LogPath, ModelPath
+from tests.engines.vllm.installation import engine_python
+from tests.engines.vllm.real_model import real_variables
 from tests.engines.vllm.server import VllmServer, running_server, write_tokenizer
-from tests.engines.vllm.user_shell import CPU_MODULE, UserShell
+from tests.sources import ROOT
+from tests.support.cluster import ask
 from tests.support.vllm_document import COMMANDS, EXTRA, METRICS, launch_of
 
 SMALL = ("--dtype", "float32", "--max-model-len", "1024", "--block-size", "32", "--enforce-eager")
@@ -25,38 +28,23 @@ CHUNKS = 803 // 32 + 613 // 32
 SHUTDOWN_S = 60.0
 """Of a server that has nothing to do: close_timeout_s, and vLLM's own time."""
 
-ModelPath = Callable[[str], Path]
-LogPath = Callable[[str], Path]
-
-
-@pytest.fixture(scope="module")
-def shell(tmp_path_factory: pytest.TempPathFactory) -> UserShell:
-    """Return an environment with the package installed as the document says."""
-    shell = UserShell.make(tmp_path_factory.mktemp("user"))
-    shell.install(next(command for command in COMMANDS if command[0] == "pip"))
-    return shell
-
 
 @pytest.fixture
 def launched(
-    shell: UserShell, model_path: ModelPath, log_path: LogPath, tmp_path: Path
+    model_path: ModelPath, log_path: LogPath, tmp_path: Path
 ) -> Callable[[str], AbstractContextManager[VllmServer]]:
     """Return what launches the document's line: over a store here, and with host memory for a small machine."""
     model = copytree(model_path("llama"), tmp_path / "model")
     write_tokenizer(model)
     url = f"file:{tmp_path / 'store'}"
-    keys = {**CPU_SPEC, "spec_module_path": CPU_MODULE, "cpu_bytes_to_use": HOST_BYTES, "deadline_s": DEADLINE_S}
-    command = launch_of(model, url=url, **keys)
-
-    def launch(name: str) -> AbstractContextManager[VllmServer]:
-        arguments = [*shell.located(command), *SMALL, *ASKED]
-        return running_server(arguments, shell.variables(), shell.directory, log_path(name))
-
-    return launch
+    keys = {**CPU_SPEC, "cpu_bytes_to_use": HOST_BYTES, "deadline_s": DEADLINE_S}
+    _, _, name, *options = launch_of(model, url=url, **keys)
+    command = (str(engine_python()), "-m", "vllm.entrypoints.openai.api_server", "--model", name, *options)
+    return lambda name: running_server([*command, *SMALL, *ASKED], real_variables(), ROOT, log_path(name))
 
 
 def check_the_launch_line_serves_a_prompt_of_a_killed_server_from_the_store(
-    launched: Callable[[str], AbstractContextManager[VllmServer]], shell: UserShell, tmp_path: Path
+    launched: Callable[[str], AbstractContextManager[VllmServer]], tmp_path: Path
 ) -> None:
     url = f"file:{tmp_path / 'store'}"
     with launched("first") as server:
@@ -81,12 +69,12 @@ def check_the_launch_line_serves_a_prompt_of_a_killed_server_from_the_store(
         assert [hit.difference(local) for hit, local in zip(found, again, strict=True)] == [0.0, 0.0]
 
         _check_metrics(server)
-        _check_store_commands(shell, url)
+        _check_store_commands(url)
         assert server.stop() < SHUTDOWN_S
         # The engine has ended by itself, and took its host memory along.
         assert "force killing" not in server.log.read_text(errors="replace")
         assert not server.regions()
-    _check_store_commands(shell, url)
+    _check_store_commands(url)
 
 
 def _check_metrics(server: VllmServer) -> None:
@@ -104,13 +92,15 @@ def _check_metrics(server: VllmServer) -> None:
     assert server.metric("vllm:kv_offload_tiering_promotion_job_failures_total") == 0
 
 
-def _check_store_commands(shell: UserShell, url: str) -> None:
+def _check_store_commands(url: str) -> None:
     """Run the document's commands over the store that vLLM wrote."""
     documented = str(EXTRA["url"])
     printed: dict[str, str] = {}
     for command in (each for each in COMMANDS if each[0] == "unified-cache"):
         assert documented in command
-        printed[command[2]] = shell.run([url if word == documented else word for word in command])
+        said = ask(*(url if word == documented else word for word in command[1:]))
+        assert said.status == 0, said.err
+        printed[command[2]] = said.out
     assert set(printed) == {"stat", "verify"}
     for fact in ("float32", "weights", "sha256", "FullAttentionSpec", "vllm 0.32.0"):
         assert fact in printed["stat"], printed["stat"]

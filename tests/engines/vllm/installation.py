@@ -34,11 +34,5 @@ def engine_python() -> Path:
     return python
 
 
-def engine_packages() -> Path:
-    """Return where the engine's packages lie."""
-    (packages,) = engine_python().parent.parent.glob("lib/python*/site-packages")
-    return packages
-
-
 if __name__ == "__main__":
     sys.stdout.write(f"{engine_python()}\n")

@@ -2,14 +2,14 @@
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
 from transformers import AutoTokenizer
 
-from tests.engines.vllm.engine import ENVIRONMENT, connected, tiered
+from tests.engines.vllm.engine import ENVIRONMENT, connected
 from tests.engines.vllm.installation import engine_python, home
 from tests.engines.vllm.server import VllmServer, running_server
 from tests.sources import ROOT
@@ -81,10 +81,9 @@ def real_variables() -> dict[str, str]:
 
 
 @contextmanager
-def serving(log: Path, url: str | None = None, tiers: Sequence[Mapping[str, object]] = ()) -> Iterator[VllmServer]:
-    """Run a server over our store, or over other tiers of vLLM's own connector."""
-    settings = {"on_reset": "keep", "cpu_bytes_to_use": HOST_BYTES}
-    transfer = tiered(tiers, HOST_BYTES) if url is None else connected(settings, url)
+def serving(log: Path, url: str) -> Iterator[VllmServer]:
+    """Run a server over our store."""
+    transfer = connected({"on_reset": "keep", "cpu_bytes_to_use": HOST_BYTES}, url)
     command = [str(engine_python()), "-m", "vllm.entrypoints.openai.api_server", "--model", str(real_model())]
     command += [*OPTIONS, "--kv-transfer-config", json.dumps(transfer)]
     with running_server(command, real_variables(), ROOT, log) as each:

@@ -9,9 +9,8 @@ import subprocess
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.request import Request, urlopen
 
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -31,13 +30,10 @@ OWN_LABELS = frozenset({"engine", "model_name"})
 """Labels that vLLM gives every metric."""
 
 
-@dataclass(frozen=True, slots=True)
-class SaidWords:
+class SaidWords(NamedTuple):
     """One completion, as whoever waits for its words sees it."""
 
     text: str
-    wait_s: float
-    """Until the first words."""
     cached: int
     """Tokens of the prompt that were not computed."""
 
@@ -99,18 +95,14 @@ class VllmServer:
             ),
         )
 
-    def say(self, prompt: Sequence[int], salt: str = "", tokens: int = 6) -> SaidWords:
+    def say(self, prompt: Sequence[int], salt: str = "") -> SaidWords:
         """Complete a prompt greedily, word by word."""
-        started_s = time.monotonic()
-        text, wait_s, cached = "", None, 0
-        for event in self._events(prompt, salt, tokens):
-            for choice in event["choices"]:
-                text += choice["text"]
-                wait_s = time.monotonic() - started_s if wait_s is None else wait_s
+        text, cached = "", 0
+        for event in self._events(prompt, salt, tokens=6):
+            text += "".join(choice["text"] for choice in event["choices"])
             usage = event.get("usage") or {}
             cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
-        assert wait_s is not None, self.tail()
-        return SaidWords(text, wait_s, cached)
+        return SaidWords(text, cached)
 
     def abandon(self, prompt: Sequence[int], salt: str = "") -> None:
         """Ask as ``say`` does, and hang up at the first word of many."""

@@ -13,7 +13,7 @@ KNOWN_COMMANDS = {
     ("unified-cache", "storage", "stat"),
     ("unified-cache", "storage", "verify"),
 }
-"""Beginnings of commands that a check of ``make e2e-vllm`` runs."""
+"""Beginnings of commands: ``make release`` installs, a check of ``make e2e-vllm`` runs the others."""
 
 
 def test_the_launch_line_says_what_the_tier_takes() -> None:
