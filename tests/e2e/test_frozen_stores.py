@@ -24,7 +24,7 @@ from tests.support import held_store
 from tests.support.bucket import LocalBucket
 from tests.support.cache import ToyEngine, WholePromptCache, toy_layout
 from tests.support.cluster import ServeProcess, ask
-from tests.support.engine_rows import IDENTITY, LAYOUT, EngineRows, label_of, opened_store
+from tests.support.engine_rows import EngineRows, opened_store
 from tests.support.mooncake import LocalCluster, open_mooncake
 from tests.support.mooncake_needed import needs_mooncake
 from tests.support.operations import PAGE, SPANS, serve
@@ -44,7 +44,7 @@ from unified_cache.integrations.vllm.lookups import ChunkAnswer
 from unified_cache.integrations.vllm.settings import TierSettings
 from unified_cache.storage_backends.directory.disk import Disk
 from unified_cache.storage_backends.file.store import FileStorage
-from unified_cache.storage_backends.protocol import Answer, Store
+from unified_cache.storage_backends.protocol import Store
 from unified_cache.storage_backends.url import open_storage
 
 GUARD = GuardConfig(deadline_s=0.9)
@@ -136,40 +136,6 @@ def far_end(request: pytest.FixtureRequest) -> Iterator[FarEnd]:
             yield end
         finally:
             end.thaw()
-
-
-@dataclass
-class EngineCalls:
-    """Calls of an adapter's store: each moves or asks for pages of its own."""
-
-    end: FarEnd
-    undo: ExitStack = field(default_factory=ExitStack)
-    answers: list[Answer] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        config = EngineStoreConfig(guard=GUARD, bounce_bytes=1 << 20)
-        self.store = opened_store(self.end.make(), config)
-        self.undo.callback(self.store.close, 10.0)
-        self.rows = EngineRows.holding(range(8))
-        self.undo.callback(self.rows.close)
-        assert set(self.store.put(self.rows.pages(range(8)))) == {Answer.STORED}
-
-    def get(self, number: int) -> None:
-        self.answers = self.store.get(self.rows.pages(range(8)))
-
-    def put(self, number: int) -> None:
-        self.answers = self.store.put(self.rows.pages(range(8 * number, 8 * number + 8)))
-
-    def exists(self, number: int) -> None:
-        self.answers = self.store.exists([label_of(known) for known in range(8)])
-
-    def clear(self, number: int) -> None:
-        self.store.clear(IDENTITY.digest(LAYOUT))
-
-    @property
-    def is_sound(self) -> bool:
-        """Whether the last call was answered."""
-        return Answer.UNAVAILABLE not in self.answers
 
 
 @dataclass
@@ -266,9 +232,9 @@ class BundleCalls:
         self.pools.clear()
 
 
-@pytest.mark.parametrize("kind", [EngineCalls, CacheCalls, BundleCalls])
+@pytest.mark.parametrize("kind", [CacheCalls, BundleCalls])
 def test_every_call_ends_within_its_deadline_over_a_far_end_that_freezes_in_the_middle_of_one(
-    far_end: FarEnd, kind: type[EngineCalls | CacheCalls | BundleCalls]
+    far_end: FarEnd, kind: type[CacheCalls | BundleCalls]
 ) -> None:
     calls = kind(far_end)
     took_s: dict[str, float] = {}

@@ -1,22 +1,17 @@
-"""Commands over Mooncake: its own library logs little, and gc keeps a cap."""
+"""Mooncake's own library logs little, and where an operator has said."""
 
-import json
 import os
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from tests.sources import ROOT
-from tests.support.cluster import ask
-from tests.support.mooncake import LocalCluster, open_mooncake
+from tests.support.mooncake import LocalCluster
 from tests.support.mooncake_needed import needs_mooncake
-from tests.support.offline import LAYOUTS, TOY, fill, prompt_of
-from unified_cache.testing.storage_contract import listing
 
 pytestmark = needs_mooncake
 
@@ -68,17 +63,3 @@ def test_an_operator_who_has_set_a_level_or_a_directory_finds_the_log_there(
     assert "I" in RECORD.findall(asked_for_missing_pages(cluster, MC_LOG_LEVEL="INFO"))
     asked_for_missing_pages(cluster, MC_LOG_DIR=str(tmp_path))
     assert any("E" in RECORD.findall(path.read_text(encoding="utf-8")) for path in tmp_path.iterdir())
-
-
-def test_gc_shrinks_a_cluster_to_a_cap(cluster: LocalCluster) -> None:
-    layout = LAYOUTS["full_swa"]
-    fill(open_mooncake(cluster), layout, [prompt_of(1), prompt_of(2)])
-    with closing(open_mooncake(cluster)) as storage:
-        before = sum(found.object_bytes for found in listing(storage, TOY.digest(layout)))
-    collected = ask("storage", "gc", cluster.url, "--bytes-max", str(before // 2), "--json")
-    assert collected.status == 0, collected.err
-    said = json.loads(collected.out)
-    assert 0 < said["bytes"] <= before // 2
-    assert said["bytes"] + said["evicted_bytes"] == before
-    with closing(open_mooncake(cluster)) as storage:
-        assert sum(found.object_bytes for found in listing(storage, TOY.digest(layout))) == said["bytes"]

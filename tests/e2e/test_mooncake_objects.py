@@ -227,13 +227,6 @@ def test_two_stores_of_one_process_share_a_client_and_close_by_themselves(shared
     second.close()
 
 
-def test_no_process_is_left_of_a_cluster() -> None:
-    with LocalCluster.running(nodes=2) as cluster:
-        children = [cluster.master, *cluster.nodes]
-        assert all(child.is_alive for child in children)
-    assert not any(child.is_alive for child in children)
-
-
 def test_under_pressure_a_prefix_goes_from_its_tail_and_all_objects_of_a_page_together() -> None:
     settings = MasterSettings(lease_ms=100)
     with (

@@ -12,7 +12,7 @@ import pytest
 from tests.support.bucket import LocalBucket
 from tests.support.cluster import ask
 from tests.support.documents import blocks_run_by
-from tests.support.offline import LAYOUTS, PAGE_SIZE, PAGES, TOY, fill, objects_of, open_store, restored_pages
+from tests.support.offline import LAYOUTS, PAGE_SIZE, PAGES, TOY, fill, objects_of, open_store
 from unified_cache.core.page import Prompt
 from unified_cache.core.seal import verify
 from unified_cache.storage_backends.object.store import PAGES as PAGES_PLACE
@@ -67,34 +67,6 @@ def test_the_commands_of_the_document_on_a_bucket_work(url: str) -> None:
         )
     (only,) = json.loads(rule[-1])["Rules"]
     assert only["Filter"]["Prefix"] == f"{DOCUMENT_URL.rpartition('/')[2]}/{PAGES_PLACE}/"
-
-
-def test_pages_go_from_a_directory_to_a_bucket_and_back(bucket: LocalBucket, url: str, tmp_path: Path) -> None:
-    tokens = tmp_path / "tokens"
-    tokens.write_text(" ".join(map(str, TOKENS)), encoding="utf-8")
-    done("backup", url, f"file:{tmp_path / 'copy'}")
-    other = bucket.new_url()
-    done("backup", f"file:{tmp_path / 'copy'}", other)
-    done("prefetch", other, "--into", f"packed:{tmp_path / 'host'}", "--tokens", tokens)
-    done("explain", "--storage", other, "--tokens", tokens)
-    assert restored_pages(open_store("packed", tmp_path / "host"), LAYOUT, PROMPTS[0]) == PAGES
-    assert done("conformance", other, "--not-empty")
-
-
-def test_a_bucket_is_verified_shrunk_and_cleared_by_commands(url: str) -> None:
-    before = json.loads(done("storage", "stat", url, "--json"))["identities"]
-    assert [each["model"] for each in before] == [TOY.model]
-    done("storage", "verify", url)
-    with closing(open_storage(url)) as storage:
-        pages = objects_of(storage, LAYOUT)
-    stored_bytes = sum(map(len, pages.values()))
-    said = json.loads(done("storage", "gc", url, "--bytes-max", str(stored_bytes // 2), "--json"))
-    assert 0 < said["bytes"] <= stored_bytes // 2
-    done("storage", "scrub", url)
-    done("storage", "clear", url, "--identity", TOY.digest(LAYOUT).hex(), "--yes")
-    with closing(open_storage(url)) as storage:
-        assert objects_of(storage, LAYOUT) == {}
-        assert set(storage.manifests() or {}) == {TOY.digest(LAYOUT)}
 
 
 def test_more_pages_than_a_listing_has_are_all_listed_and_all_cleared(bucket: LocalBucket) -> None:
