@@ -16,7 +16,7 @@ from sglang.srt.model_executor.model_runner_components.load_model_utils import r
 from sglang.srt.runtime_context import get_context, get_server_args
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
-from tests.engines.sglang.stacks import Parts, build_tree
+from tests.engines.sglang.stacks import Parts, build_tree, tree_params
 from unified_cache.integrations.sglang.host_pools import rows_of_pool
 
 PAGES = 2
@@ -31,7 +31,8 @@ def host_page_bytes(directory: str, page_tokens: int) -> dict[str, int]:
     """Return the bytes of one host page by the names of SGLang's pools, K and V in bfloat16."""
     get_context().override("a configuration", page_size=page_tokens, max_mamba_cache_size=REQUESTS)
     model = ModelConfig(directory, dtype="bfloat16")
-    tree = build_tree(_parts(model, page_tokens), "python", page_tokens, resolve_sliding_window_size(None, model))
+    window_tokens = resolve_sliding_window_size(None, model)
+    tree = build_tree(tree_params(_parts(model, page_tokens), "python", page_tokens, window_tokens))
     pools = {str(entry.name): rows_of_pool(entry.host_pool) for entry in tree.host_pool_group.entries}
     return {name: 0 if rows is None else sum(rows.buffers_bytes) for name, rows in pools.items()}
 

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from sglang.srt.managers.schedule_batch import ReqKvInfo
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams, InitLoadBackParams, InsertParams, MatchPrefixParams
-from sglang.srt.mem_cache.cache_init_params import CacheInitParams
 from sglang.srt.mem_cache.hicache_storage import PoolName, PoolTransfer
 from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
@@ -23,7 +22,7 @@ from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 from sglang.srt.runtime_context import get_server_args
 
 from tests.engines.sglang.session import known_bytes
-from tests.engines.sglang.stacks import KINDS, Geometry, Parts, allocated, draft_pool, step_until
+from tests.engines.sglang.stacks import KINDS, Geometry, Parts, allocated, draft_pool, step_until, tree_params
 from tests.support.waiting import wait_until
 
 DEVICE_JUNK = 0xA5
@@ -102,19 +101,8 @@ class LinkedEngine:
         self.page, self.owner = geometry.page_tokens, owner
         self.geometry = geometry
         self.parts: Parts = KINDS[kind](geometry)
-        self.has_window = has_window = ComponentType.SWA in self.parts.components
-        self.params = CacheInitParams(
-            disable=False,
-            req_to_token_pool=self.parts.requests,
-            token_to_kv_pool_allocator=self.parts.allocator,
-            page_size=self.page,
-            sliding_window_size=geometry.window_tokens if has_window else None,
-            tree_components=self.parts.components,
-            tree_core_backend=core,
-            tp_cache_group=group,
-            sidecar_draft_device_pools=(draft_pool(geometry),) if geometry.draft_layers else (),
-            **({"enable_mamba_extra_buffer": True} if self.parts.requests is not None else {}),
-        )
+        drafts = (draft_pool(geometry),) if geometry.draft_layers else ()
+        self.params = tree_params(self.parts, core, self.page, geometry.window_tokens, group, drafts)
         self.tree = UnifiedRadixCache(self.params)
         self.linker = create_unified_cache_linker(
             get_server_args(),
@@ -163,14 +151,7 @@ class LinkedEngine:
         self, entry: Any, indices: torch.Tensor, state: torch.Tensor | None, start: int
     ) -> list[tuple[int, int]]:
         """Return (page, row) of the pages from ``start`` on whose Full indices these are, in one pool."""
-        source = str(entry.indices_from_pool)
-        if source == "mamba":
-            end = start + len(indices) // self.page
-            return [] if state is None else [(end - 1, int(state.reshape(-1)[0]))]
-        if source == "swa":
-            indices = vars(self.parts.allocator)["full_to_swa_index_mapping"][indices]
-        firsts = indices[:: self.page].tolist()
-        return [(start + number, first // self.page) for number, first in enumerate(firsts) if first >= self.page]
+        return self.parts.places(str(entry.indices_from_pool), indices, state, start, self.page)
 
     # ---- what a scheduler does -----------------------------------------------------------------------------------
 
@@ -293,9 +274,7 @@ class LinkedEngine:
     def forget(self) -> None:
         """Empty tree, allocators and host tier."""
         self.tree.reset()
-        self.parts.allocator.clear()  # type: ignore[attr-defined]  # one of two allocators of the engine
-        if self.parts.requests is not None:
-            self.parts.requests.clear()
+        self.parts.clear()
         self.overwrite()
 
     def overwrite(self) -> None:

@@ -24,8 +24,6 @@ class EngineJob:
     rounds: int = 1
     attach: bool = False
     """Whether the store is attached after the engine has started."""
-    replaces: dict[str, Any] | None = None
-    """Extra configuration of a store that the engine has at first, writes to, and gives up for the one attached."""
     rank: int = 0
     size: int = 1
     stage: int = 0

@@ -121,42 +121,23 @@ class _Engine:
         self.job = job
         self.outcome = JobOutcome(str(store.get("url", "file backend")))
         page = job.page_tokens
-        first = job.replaces or ({} if job.attach else store)
-        name, extra = _named(first, page) if first else (None, None)
+        name, extra = (None, None) if job.attach else _named(store, page)
         get_context().override("the run", hicache_storage_backend=name, hicache_storage_backend_extra_config=extra)
         started_s, opened_count = time.perf_counter(), len(stores.OPENED)
         self.stack = build_stack(job.stack, job.core, Geometry.of(job), group)
-        before = None if job.replaces is None else self._write_and_detach()
         if job.attach:
             done, said = self.stack.tree.attach_storage_backend(
                 *_named(store, page), "example/model", "wait_complete", "write_through"
             )
             assert done, said
-        if before is not None:
-            assert before.held_pages() == [job.pages] * job.prompts, "the device lost what it held"
-            before.forget()
         self.outcome.start_s = time.perf_counter() - started_s
         self._faulty = stores.OPENED[opened_count:]
-
-    def _write_and_detach(self) -> EngineSession:
-        """Write prompts to the store that the engine has at first, read them back to the device, and detach it."""
-        session = self._session(EnginePrompts(self.job.prompts, self.job.pages, 0))
-        session.write()
-        session.forget()
-        found = session.read()
-        assert found.restored_pages == [self.job.pages] * self.job.prompts, found
-        done, said = self.stack.tree.detach_storage_backend()
-        assert done, said
-        return session
-
-    def _session(self, prompts: EnginePrompts) -> EngineSession:
-        owner = 0 if self.job.stack in {"mla", "dsv4"} else self.job.rank
-        return EngineSession(self.stack, prompts, owner, self.job.timeout_s)
 
     def round(self, number: int) -> None:
         job, outcome = self.job, self.outcome
         prompts = EnginePrompts(job.prompts, job.pages, number, job.grows)
-        session = self._session(prompts)
+        owner = 0 if job.stack in {"mla", "dsv4"} else job.rank
+        session = EngineSession(self.stack, prompts, owner, job.timeout_s)
         outcome.expected_pages = [prompts.pages_of(number) for number in range(job.prompts)]
         outcome.pools = {pool: session.page_bytes(pool) for pool in session.pools}
         outcome.prompt_bytes = sum(size * (1 if pool == "mamba" else job.pages) for pool, size in outcome.pools.items())

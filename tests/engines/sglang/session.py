@@ -89,26 +89,14 @@ class EngineSession:
             self._chains[prompt, page] = hashlib.sha256(tokens.tobytes()).digest()
         return known_bytes(f"{self.owner} {pool} {tensor}", self._chains[prompt, page], size)
 
-    def _places(self, pool: str, indices: torch.Tensor, state: torch.Tensor | None, end: int) -> list[tuple[int, int]]:
-        """Return (page number, device row) of a prompt's pages in a pool, for Full indices of its pages [0, end)."""
-        source = self.sources[pool]
-        if source == "mamba":
-            return [] if state is None else [(end - 1, int(state.reshape(-1)[0]))]
-        if source == "swa":
-            indices = vars(self.stack.allocator)["full_to_swa_index_mapping"][indices]
-        rows = (indices[:: self.page] // self.page).tolist()
-        return list(enumerate(rows))
+    def _places(self, pool: str, indices: torch.Tensor, state: torch.Tensor | None) -> list[tuple[int, int]]:
+        """Return (page, device row) of a prompt's pages in a pool, for Full indices of its pages from the first on."""
+        return self.stack.parts.places(self.sources[pool], indices, state, 0, self.page)
 
     def page_bytes(self, pool: str) -> int:
         """Return the bytes of one page of a pool."""
         page = self.pools[pool].get_data_page(0)
         return int(page.numel() * page.element_size())
-
-    def held_pages(self) -> list[int]:
-        """Return how many pages of each prompt the device holds."""
-        tokens = [self.prompts.tokens(number, self.page) for number in range(self.prompts.count)]
-        matches = [self.tree.match_prefix(MatchPrefixParams(key=RadixKey(each))) for each in tokens]
-        return [int(match.device_prefix_len) // self.page for match in matches]
 
     # ---- phases --------------------------------------------------------------------------------------------------
 
@@ -128,14 +116,15 @@ class EngineSession:
         end = self.prompts.pages_of(number)
         match = self.tree.match_prefix(MatchPrefixParams(key=RadixKey(tokens)))
         start = match.device_prefix_len // self.page
-        indices = allocated(self.stack.allocator, (end - start) * self.page)
+        indices = allocated(self.stack.parts.allocator, (end - start) * self.page)
         if start:
             held = self.tree.path_device_indices(match.last_device_node)[: start * self.page]
             indices = torch.cat([held, indices])
-        state = self.stack.requests.mamba_allocator.alloc(1) if self.stack.requests is not None else None
+        requests = self.stack.parts.requests
+        state = None if requests is None else requests.mamba_allocator.alloc(1)
         for pool, host_pool in self.pools.items():
             for number_of, rows in enumerate(device_rows(host_pool)):
-                for page, row in self._places(pool, indices, state, end):
+                for page, row in self._places(pool, indices, state):
                     if page >= start:
                         rows[row] = self._content(pool, number_of, number, page, rows.shape[1])
         self.tree.insert(
@@ -147,9 +136,7 @@ class EngineSession:
         """Empty tree and allocators, and overwrite every byte on device and host."""
         self._until(self._is_stored)
         self.tree.reset()
-        self.stack.allocator.clear()  # type: ignore[attr-defined]  # one of two allocators of the engine
-        if self.stack.requests is not None:
-            self.stack.requests.clear()
+        self.stack.parts.clear()
         self.overwrite()
 
     def overwrite(self) -> None:
@@ -234,7 +221,7 @@ class EngineSession:
         window = self.stack.geometry.window_tokens // self.page
         for pool, host_pool in self.pools.items():
             for tensor, rows in enumerate(device_rows(host_pool)):
-                places = self._places(pool, indices, state, end)
+                places = self._places(pool, indices, state)
                 for page, row in places[-window:] if self.sources[pool] == "swa" else places:
                     found.rows_checked += 1
                     if not torch.equal(rows[row], self._content(pool, tensor, number, page, rows.shape[1])):

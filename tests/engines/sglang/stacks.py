@@ -61,25 +61,6 @@ class Geometry:
 
 
 @dataclass
-class Stack:
-    """One model's pools on the device, and a tree over them."""
-
-    tree: UnifiedRadixCache
-    allocator: object
-    requests: HybridReqToTokenPool | None
-    geometry: Geometry
-    components: tuple[ComponentType, ...]
-
-    @property
-    def has_window(self) -> bool:
-        return ComponentType.SWA in self.components
-
-    @property
-    def has_states(self) -> bool:
-        return ComponentType.MAMBA in self.components
-
-
-@dataclass
 class Parts:
     """Device pools of one model, and what hands out their slots."""
 
@@ -87,6 +68,36 @@ class Parts:
     allocator: object
     components: tuple[ComponentType, ...]
     requests: HybridReqToTokenPool | None = None
+
+    def places(
+        self, source: str, indices: torch.Tensor, state: torch.Tensor | None, start: int, page_tokens: int
+    ) -> list[tuple[int, int]]:
+        """Return (page, device row) of the pages from ``start`` on whose Full indices these are, in pools of a source.
+
+        A state is of the last page; of a window those pages are left out that have none.
+        """
+        if source == "mamba":
+            end = start + len(indices) // page_tokens
+            return [] if state is None else [(end - 1, int(state.reshape(-1)[0]))]
+        if source == "swa":
+            indices = vars(self.allocator)["full_to_swa_index_mapping"][indices]
+        firsts = indices[::page_tokens].tolist()
+        return [(start + at, first // page_tokens) for at, first in enumerate(firsts) if first >= page_tokens]
+
+    def clear(self) -> None:
+        """Take back every slot."""
+        self.allocator.clear()  # type: ignore[attr-defined]  # one of two allocators of the engine
+        if self.requests is not None:
+            self.requests.clear()
+
+
+@dataclass
+class Stack:
+    """One model's pools on the device, and a tree over them."""
+
+    tree: UnifiedRadixCache
+    parts: Parts
+    geometry: Geometry
 
 
 def _paged(pool: object, g: Geometry) -> PagedTokenToKVPoolAllocator:
@@ -196,15 +207,21 @@ def draft_pool(g: Geometry) -> MHATokenToKVPool:
 def build_stack(kind: str, core: str, geometry: Geometry, group: object = None) -> Stack:
     """Make the pools, and the tree with the storage that the published arguments name."""
     parts = KINDS[kind](geometry)
-    tree = build_tree(parts, core, geometry.page_tokens, geometry.window_tokens, group)
-    return Stack(tree, parts.allocator, parts.requests, geometry, parts.components)
+    return Stack(
+        build_tree(tree_params(parts, core, geometry.page_tokens, geometry.window_tokens, group)), parts, geometry
+    )
 
 
-def build_tree(
-    parts: Parts, core: str, page_tokens: int, window_tokens: int | None, group: object = None
-) -> UnifiedRadixCache:
-    """Make SGLang's tree over device pools, with host pools beside them."""
-    params = CacheInitParams(
+def tree_params(
+    parts: Parts,
+    core: str,
+    page_tokens: int,
+    window_tokens: int | None,
+    group: object = None,
+    drafts: Sequence[object] = (),
+) -> CacheInitParams:
+    """Describe a tree over device pools; ``drafts`` are pools of draft models."""
+    return CacheInitParams(
         disable=False,
         req_to_token_pool=parts.requests,
         token_to_kv_pool_allocator=parts.allocator,
@@ -213,8 +230,13 @@ def build_tree(
         tree_components=parts.components,
         tree_core_backend=core,
         tp_cache_group=group,
+        sidecar_draft_device_pools=tuple(drafts),
         **({"enable_mamba_extra_buffer": True} if parts.requests is not None else {}),
     )
+
+
+def build_tree(params: CacheInitParams) -> UnifiedRadixCache:
+    """Make SGLang's tree over device pools, with host pools beside them."""
     tree = UnifiedRadixCache(params)
     with host_memory_budget_scope(HOST_BYTES_MAX):
         tree.init_hicache(get_server_args(), params)
