@@ -3,9 +3,9 @@
 import hashlib
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from threading import Event
-from typing import TypeVar, cast
+from typing import cast
 
 import grpc
 from google.protobuf.message import Message
@@ -36,8 +36,6 @@ LAYOUT = ModelLayout(
 )
 MANIFEST = manifest_of(Identity("soak"), LAYOUT)
 PART_BYTES = 1 << 18
-
-Reply = TypeVar("Reply")
 
 
 def key(prompt: int, number: int) -> bytes:
@@ -75,29 +73,31 @@ class ClientConnection:
     def close(self) -> None:
         self._channel.close()
 
-    def ask(self, call: Call, request: Message | bytes) -> bytes | None:
-        """Make a call; None where it was refused."""
-        begin: grpc.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(call.path)
-        return self._noted(call, lambda: begin(_bytes_of(request), DEADLINE_S, self._metadata))
-
-    def get(self, request: pb.GetRequest) -> list[bytes] | None:
-        begin: grpc.UnaryStreamMultiCallable[bytes, bytes] = self._channel.unary_stream(Call.GET.path)
-        return self._noted(Call.GET, lambda: list(begin(_bytes_of(request), DEADLINE_S, self._metadata)))
-
-    def put(self, messages: Iterable[bytes]) -> bytes | None:
-        begin: grpc.StreamUnaryMultiCallable[bytes, bytes] = self._channel.stream_unary(Call.PUT.path)
-        return self._noted(Call.PUT, lambda: begin(iter(messages), DEADLINE_S, self._metadata))
+    def ask(self, call: Call, *messages: Message | bytes) -> list[bytes] | None:
+        """Make a call of any number of messages; None where it was refused."""
+        start_s = time.monotonic()
+        reply, failed = None, None
+        try:
+            reply = list(self._begun(call, *messages))
+        except grpc.RpcError as error:
+            failed = cast("grpc.Call", error)
+        self._tally.note(call, failed, start_s, time.monotonic(), behaves=self._behaves)
+        return reply
 
     def abandon_get(self, request: pb.GetRequest) -> None:
         """Ask for pages, take the first message and go away; there is no answer to be told of."""
-        begin: grpc.UnaryStreamMultiCallable[bytes, bytes] = self._channel.unary_stream(Call.GET.path)
-        parts = begin(_bytes_of(request), DEADLINE_S, self._metadata)
+        parts = self._begun(Call.GET, request)
         try:
             next(parts, None)
         except grpc.RpcError:
             return
         finally:
             parts.cancel()
+
+    def _begun(self, call: Call, *messages: Message | bytes) -> "grpc._CallIterator[bytes]":
+        """Begin a call as one of streams, which on the wire all calls are."""
+        begin: grpc.StreamStreamMultiCallable[bytes, bytes] = self._channel.stream_stream(call.path)
+        return begin(map(_bytes_of, messages), DEADLINE_S, self._metadata)
 
     def check(self, keys: Sequence[bytes], pool: str, messages: Sequence[bytes]) -> None:
         """Compare what came with what was put."""
@@ -111,16 +111,6 @@ class ClientConnection:
                 content = content[len(expected) :]
         if content:
             self._tally.page(is_right=False)
-
-    def _noted(self, call: Call, answer: Callable[[], Reply]) -> Reply | None:
-        start_s = time.monotonic()
-        reply, failed = None, None
-        try:
-            reply = answer()
-        except grpc.RpcError as error:
-            failed = cast("grpc.Call", error)
-        self._tally.note(call, failed, start_s, time.monotonic(), behaves=self._behaves)
-        return reply
 
     def _connected(self) -> grpc.Channel:
         return grpc.insecure_channel(self._address, [("grpc.use_local_subchannel_pool", 1)])
@@ -153,14 +143,14 @@ class SoakClient:
 
     def _get(self) -> None:
         keys, pool = self._keys()
-        messages = self._line.get(pb.GetRequest(runs=[run_of(pool, keys)]))
+        messages = self._line.ask(Call.GET, pb.GetRequest(runs=[run_of(pool, keys)]))
         if messages is not None:
             self._line.check(keys, pool, messages)
 
     def _put(self) -> None:
         keys, pool = self._keys()
         level = self._rng.choice((pb.CACHED, pb.DURABLE))
-        self._line.put(put_of(self._line.tenant, keys, pool, level))
+        self._line.ask(Call.PUT, *put_of(self._line.tenant, keys, pool, level))
 
     def _exists(self) -> None:
         keys, pool = self._keys()
@@ -198,14 +188,14 @@ class RogueClient:
 
     def _spoilt_put(self) -> None:
         messages = list(put_of(self._line.tenant, [key(0, 0)], "kv", pb.CACHED))
-        self._line.put([messages[0], messages[1][:-1] + bytes([messages[1][-1] ^ 1])])
+        self._line.ask(Call.PUT, messages[0], messages[1][:-1] + bytes([messages[1][-1] ^ 1]))
 
     def _short_put(self) -> None:
-        self._line.put(list(put_of(self._line.tenant, [key(0, 0), key(0, 1)], "kv", pb.DURABLE))[:1])
+        self._line.ask(Call.PUT, next(put_of(self._line.tenant, [key(0, 0), key(0, 1)], "kv", pb.DURABLE)))
 
     def _too_much(self) -> None:
         names = [self._rng.randbytes(32) for _ in range(16)]
-        self._line.put(put_of(self._line.tenant, names, "kv", pb.CACHED))
+        self._line.ask(Call.PUT, *put_of(self._line.tenant, names, "kv", pb.CACHED))
 
     def _flood(self) -> None:
         names = [self._rng.randbytes(32) for _ in range(1000)]
