@@ -6,7 +6,7 @@ python scripts/generate_proto.py check
 The compiler has each module refuse every runtime that is older than itself, and warn under a newer one, whatever the
 module holds: the compiler that is pinned here would exclude all engines that pin protobuf 6. What ours hold is a
 descriptor and three calls of ``google.protobuf.internal.builder`` that are the same from 6.31 on, so the check goes out
-of the generated code; ``scripts/check_versions.py`` runs it under the oldest runtime that ``pyproject.toml`` promises.
+of the generated code; ``make oldest`` runs it under the oldest runtime that ``pyproject.toml`` promises.
 """
 
 import re

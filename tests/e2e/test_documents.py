@@ -30,7 +30,7 @@ from tests.support.mooncake_needed import needs_mooncake
 from tests.support.offline import LAYOUTS, PAGE_SIZE, PAGES, TOY, engine_on, fill, prompt_of
 from tests.support.ports import free_ports
 from unified_cache.cli.main import run
-from unified_cache.core.page import Prompt
+from unified_cache.core.page import Namespace, Prompt
 from unified_cache.core.pool import Identity
 from unified_cache.observe.events.publisher import EventPublisher
 from unified_cache.observe.live.page import LivePage
@@ -61,7 +61,8 @@ def plain_scripts(document: str) -> list[str]:
     """Return the shell blocks of a document that say nothing, as a reader types them."""
     plain = (block for block in code_blocks(text_of(document)) if not (block.runner or block.skipped_because))
     typed = [re.sub(r"^\$ ", "", block.text, flags=re.MULTILINE) for block in plain if block.is_shell]
-    return [re.sub(r"--limit \d+", "--limit 40", text).replace("TRACE", TRACE) for text in typed]
+    typed = [re.sub(r"--limit \d+", "--limit 40", text).replace("TRACE", TRACE) for text in typed]
+    return [re.sub(r"(_1000\.jsonl\.gz)", r"\1 --limit 40", text) for text in typed]
 
 
 # Blocks that say nothing
@@ -81,10 +82,8 @@ def filled_workshop(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with the traces and a store that a replay has filled; each guide has a copy."""
     directory = tmp_path_factory.mktemp("workshop")
     (directory / "traces").symlink_to(ROOT / "traces")
-    filled = (
-        "unified-cache replay traces/mooncake_conversation.jsonl.gz --limit 20 --page-bytes 512 --storage file:kv-store"
-    )
-    ran(directory, filled)
+    trace, store = ROOT / "traces" / "mooncake_conversation_1000.jsonl.gz", f"file:{directory / 'kv-store'}"
+    assert ask("replay", trace, "--limit", "20", "--page-bytes", "512", "--storage", store).status == 0
     return directory
 
 
@@ -261,6 +260,15 @@ def test_an_operator_can_do_what_the_guide_says(shell: DocumentShell, tmp_path: 
             fill_service(shell)  # as engines do, so that what follows has something to do
     said = json.loads(shell.call(["unified-cache", "ping", f"grpc://{ENDPOINT}", "--json"]))
     assert said["servers"][0]["stored_bytes"] == 0, "the last command has cleared everything"
+
+
+def test_the_offline_commands_of_the_readme_work(shell: DocumentShell, tmp_path: Path) -> None:
+    kept, copied = blocks_run_by("offline")
+    prompt = Prompt.of(TOKENS, PAGE_SIZE, Namespace(tenant="acme"), whole=True)
+    fill(open_storage(f"file:{tmp_path / 'kv-store'}"), LAYOUT, [prompt])
+    shell.places["3f2a"] = TOY.digest(LAYOUT).hex()
+    shell.run(copied)
+    shell.run(kept)
 
 
 def test_the_first_service_answers(shell: DocumentShell) -> None:

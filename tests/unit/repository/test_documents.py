@@ -17,11 +17,10 @@ COMMAND = "unified-cache"
 HERE = "tests/e2e/test_documents.py"
 RUNNERS: Mapping[str, str] = {
     **dict.fromkeys(("certificates", "cluster", "demo", "embedding", "events", "first-service"), HERE),
-    **dict.fromkeys(("live", "operate", "service", "traces", "two-engines"), HERE),
+    **dict.fromkeys(("live", "offline", "operate", "service", "traces", "two-engines"), HERE),
     "bucket": "tests/e2e/test_object_commands.py",
     "example": "tests/e2e/test_examples.py",
     "faithful": "tests/e2e/test_faithful.py",
-    "release": "scripts/release.py",
     "settings": "tests/unit/settings/test_description.py",
     "sglang": "tests/engines/sglang/check_document.py",
     "vllm": "tests/engines/vllm/check_serve.py",
