@@ -8,11 +8,13 @@ storage      what names, seals, verifies and lists stored pages
 engines      engines' own memory and trees
 service      tenants of the service, and their bounds
 events       KV events, and the index of what engines have reported
+facts        names, sizes, keys, permissions, prices, agreement: values that all else rests on
 """
 
 from scripts.mutants.device import DEVICE_MUTANTS
 from scripts.mutants.engines import ENGINES_MUTANTS
 from scripts.mutants.events import EVENTS_MUTANTS
+from scripts.mutants.facts import FACTS_MUTANTS
 from scripts.mutants.mutant import TESTS, Mutant, planted
 from scripts.mutants.service import SERVICE_MUTANTS
 from scripts.mutants.storage import STORAGE_MUTANTS
@@ -29,4 +31,5 @@ MUTANTS = [
     *ENGINES_MUTANTS,
     *SERVICE_MUTANTS,
     *EVENTS_MUTANTS,
+    *FACTS_MUTANTS,
 ]

@@ -129,6 +129,21 @@ def test_a_fork_is_the_requests_own_copy_and_the_trees_state_stays_as_it_was() -
     toy.cache.check()
 
 
+def test_a_fork_that_lacks_room_for_one_state_takes_none_of_another() -> None:
+    other = Component("conv", 1, (PoolSpec("conv", 32),))
+    toy = engine(STATE, other)
+    serve(toy, 1, 2)
+    lock = toy.cache.lock(toy.cache.match(toy.cache.prompt(tokens(1, 2))))
+    rooms = [toy.cache.available(component) for component in range(3)]
+    every = np.ones(rooms[2], np.bool_)
+    others = present(toy.cache.allocate([every, ~every, every]))
+    assert toy.cache.fork(lock) is None
+    assert toy.cache.available(1) == rooms[1]
+    toy.cache.free(others)
+    toy.cache.release(lock)
+    toy.cache.check()
+
+
 def test_where_no_state_is_held_there_is_nothing_to_fork() -> None:
     toy = engine(STATE)
     prompt = toy.cache.prompt(tokens(1, 2))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from unified_cache.core.errors import ConfigError
-from unified_cache.core.files import read_kept, write_whole
+from unified_cache.core.files import read_kept, replace_whole, write_whole
 
 SMALL, LARGE = b"1" * 100_000, b"2" * 1_000_000
 
@@ -58,3 +58,22 @@ def test_a_pipe_in_the_place_of_a_file_is_refused_and_not_waited_for(tmp_path: P
     os.mkfifo(tmp_path / "pipe", 0o600)
     with pytest.raises(ConfigError, match="regular file"):
         read_kept(tmp_path / "pipe")
+
+
+def test_a_file_that_replaces_another_is_synced_before_its_name_and_the_name_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(SMALL)
+    synced: list[tuple[Path, bytes]] = []
+    fsync = os.fsync
+
+    def record(fd: int) -> None:
+        synced.append((Path(f"/proc/self/fd/{fd}").readlink(), path.read_bytes()))
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", record)
+    replace_whole(path, LARGE)
+    (draft, before), (directory, after) = synced
+    assert draft.parent == directory == tmp_path
+    assert (before, after) == (SMALL, LARGE)

@@ -14,9 +14,10 @@ from tests.support.rank_script import Rank, RankReport, compare
 from tests.support.ranks import Declining, FlakyAllocator, ThreadRanks, digest_of, head_of, in_threads, ranked, same
 from tests.support.store_calls import ScriptedStorage, raising
 from unified_cache.cache.cache import UnifiedCache
+from unified_cache.components import Full
 from unified_cache.controller import InlineWorkers, NotStarted, OperationState, TransferKind
 from unified_cache.controller.ranks import LocalRanks, RankGroup, check_alike, together
-from unified_cache.controller.ranks.group import failed_ranks
+from unified_cache.controller.ranks.group import failed_ranks, pools_to_store
 from unified_cache.core.config import WritePolicy
 from unified_cache.core.errors import (
     ConfigError,
@@ -28,8 +29,9 @@ from unified_cache.core.errors import (
     StorageTimeoutError,
     WaitTimeoutError,
 )
-from unified_cache.core.pool import Pages, Tier
+from unified_cache.core.pool import Identity, ModelLayout, Pages, PoolSpec, Tier
 from unified_cache.core.seal import Label
+from unified_cache.core.shards import Extent, Shard
 from unified_cache.core.window import SPAN_ALL
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.wrappers.layer import Method
@@ -90,6 +92,16 @@ def test_failures_are_reported_with_their_ranks() -> None:
         return failed_ranks(ranks, [ranks.rank == 1, False, ranks.rank != 1])
 
     assert same(in_threads(3, live)) == [[1], [], [0, 2]]
+
+
+def test_of_a_pool_that_all_ranks_hold_alike_the_first_rank_stores_the_pages() -> None:
+    layout = ModelLayout(PAGE, (Full((PoolSpec("kv", 8, replicated=True),)),))
+
+    def live(ranks: ThreadRanks) -> list[str]:
+        identity = Identity("model", shard=Shard.of_rank(ranks.rank, ranks.size, 1, Extent.whole(4)))
+        return sorted(pools_to_store(ranks, identity, layout))
+
+    assert in_threads(3, live) == [["kv"], [], []]
 
 
 def test_what_fails_on_one_rank_fails_on_all_with_its_own_error_where_it_did() -> None:

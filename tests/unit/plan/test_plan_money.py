@@ -122,6 +122,19 @@ def test_more_memory_hits_more_and_the_cheapest_that_keeps_up_is_recommended() -
     assert cold.drive_life_years is None
 
 
+def test_memory_and_storage_are_paid_by_the_month_and_devices_by_the_hour() -> None:
+    hardware = HARDWARE["h100"].model_copy(
+        update={
+            "device_price_per_hour": 2.0,
+            "host_price_per_gib_month": 1.0,
+            "storage_price_per_gib_month": 0.5,
+        }
+    )
+    month_gib = 730
+    price = PricedSystem(LLAMA, hardware).price_per_hour(TierBytes(GIB, 2 * month_gib * GIB, 8 * month_gib * GIB))
+    assert price == pytest.approx(2 * 2.0 + 2 * 1.0 + 8 * 0.5)
+
+
 def test_drives_that_wear_out_early_cost_as_much_more() -> None:
     system, sizes = PricedSystem(LLAMA, HARDWARE["h100"]), TierBytes(GIB, 0, 1000 * GIB)
     without = system.price_per_hour(TierBytes(GIB, 0, 0))

@@ -38,7 +38,7 @@ from unified_cache.service.access.usage import Bound, TenantUsage
 from unified_cache.service.limits import Limits
 from unified_cache.service.store.tenants import TenantStore
 from unified_cache.storage_backends.file.store import FileStorage
-from unified_cache.storage_backends.manifest import manifest_of
+from unified_cache.storage_backends.manifest import manifest_of, model_of_tenant, tenant_of
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.offline.stores import identities_of
 from unified_cache.storage_backends.protocol import Capability, PageIO, Store
@@ -105,6 +105,7 @@ def test_two_tenants_store_the_same_page_each_for_itself(running: LoopbackServer
     assert put(first, 0) == put(second, 0) == b"\x02"
     assert running.usage.by_tenant() == {"a": TAKEN_BYTES, "a.b": TAKEN_BYTES}
     first.ask(Call.REMOVE, pb.RemoveRequest(runs=[run(key(0))]))
+    assert running.usage.held_bytes("a") == 0
     (answer,) = map(pb.GetPart.FromString, second.get(pb.GetRequest(runs=[run(key(0), object_bytes=OBJECT_BYTES)])))
     assert answer.content == page(0)
 
@@ -494,3 +495,11 @@ def test_without_a_cap_on_the_store_no_page_is_asked_to_go() -> None:
     for number in range(100):
         usage.take("acme", [paged(number)])
     assert usage.surplus(()) == []
+
+
+def test_a_manifest_that_does_not_describe_its_identity_is_no_tenant_s() -> None:
+    ours = manifest_of(Identity(model_of_tenant("acme", "m")), LAYOUT)
+    forged = Manifest()
+    forged.CopyFrom(ours)
+    forged.model = model_of_tenant("other", "m")
+    assert (tenant_of(ours), tenant_of(forged)) == ("acme", "")

@@ -14,7 +14,7 @@ from tests.support.files import FILE_BYTES, DiskFault, FaultyDisk, held, hits, p
 from tests.support.running_service import running
 from tests.support.store_kinds import DirectoryStorage, StoreKind
 from unified_cache.components import Full
-from unified_cache.core.errors import ConfigError, StorageFullError
+from unified_cache.core.errors import ConfigError, StorageError, StorageFullError
 from unified_cache.core.pool import Identity, ModelLayout, PoolSpec
 from unified_cache.core.seal import HEADER_BYTES, Label
 from unified_cache.integrations.engine_store import EnginePage, EngineStore
@@ -326,3 +326,15 @@ def test_a_reserve_beyond_the_file_system_is_an_error_that_names_its_size(kind: 
     with pytest.raises(ConfigError, match=r"24\.0 MiB"):
         kind.open(disk / "store", free_bytes_min=FREE_BYTES_MIN)
     kind.open(disk / "store", free_bytes_min=DISK_BYTES // 2).close()
+
+
+def test_pages_that_could_not_be_written_take_no_room_of_those_that_are_there(kind: StoreKind, tmp_path: Path) -> None:
+    disk = FaultyDisk(DiskFault.EIO, only="pwritev")
+    with closing(kind.open(tmp_path / "store", bytes_max=24 * FILE_BYTES, free_bytes_min=0, disk=disk)) as storage:
+        assert all(put(storage, range(10)))
+        disk.failing = range(len(disk.calls), 1 << 20)
+        with pytest.raises(StorageError):
+            put(storage, range(10, 20))
+        disk.failing = range(0)
+        assert all(put(storage, range(20, 30)))
+        assert held(storage, 30) == [*range(10), *range(20, 30)]

@@ -516,3 +516,16 @@ def test_a_command_that_prints_without_end_is_refused(monkeypatch: pytest.Monkey
 
 def children() -> set[int]:
     return {each.pid for each in psutil.Process().children(recursive=True)}
+
+
+def test_each_identity_s_pages_are_read_by_who_has_opened_no_other_s(tmp_path: Path) -> None:
+    path, backend = key_file(tmp_path, f"* {OLD}"), MemoryStorage()
+    other = Identity("contract/model", generation=1).digest(LAYOUT)
+    pages = [page_of(named, bf16_like(1, 4096)) for named in (label(1), label(1)._replace(identity=other))]
+    writer = encrypted(backend, path)
+    writer.own([other], EVERYBODY)
+    assert all(writer.put(pages, Level.CACHED))
+    for page in pages:
+        reader = encrypted(backend, path)
+        reader.own([other], EVERYBODY)
+        assert read_back(VerifiedStorage(reader), page) == bytes_of(page)
