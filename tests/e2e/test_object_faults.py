@@ -218,14 +218,17 @@ def test_objects_that_somebody_planted_are_misses_counted_and_removed(bucket: Lo
     storage.close()
 
 
-def test_a_planted_page_of_the_right_length_is_written_again_before_durable_is_said_of_it(bucket: LocalBucket) -> None:
+@pytest.mark.parametrize(
+    ("level", "body"), [(Level.CACHED, b"short"), (Level.DURABLE, b"short"), (Level.DURABLE, bytes(PAGE_BYTES))]
+)
+def test_what_was_planted_under_a_page_s_name_is_written_over_before_the_page_is_said_to_be_stored(
+    level: Level, body: bytes, bucket: LocalBucket
+) -> None:
     url = bucket.new_url()
     storage = open_storage(url)
-    planted = bucket.client(url.rpartition("/")[2])
-    for number, body in enumerate((bytes(PAGE_BYTES), b"short")):
-        obstore.put(planted, f"pages/{label(number).object_name}", body)
-    assert storage.put([sealed_page(label(0)), sealed_page(label(1))], Level.DURABLE) == [Answer.STORED] * 2
-    assert wrong_hits(storage, [label(0), label(1)]) == ({label(0): Answer.HIT, label(1): Answer.HIT}, [])
+    obstore.put(bucket.client(url.rpartition("/")[2]), f"pages/{label(0).object_name}", body)
+    assert storage.put([sealed_page(label(0))], level) == [Answer.STORED]
+    assert wrong_hits(storage, [label(0)]) == ({label(0): Answer.HIT}, [])
     storage.close()
 
 
