@@ -126,7 +126,7 @@ class StoreLru:
     def find(self, labels: Sequence[Label], sizes: Sequence[int]) -> list[Answer]:
         """Return which objects are known at these sizes and make them recent; those of another size are forgotten.
 
-        One that may be the page, coded, is UNAVAILABLE and stays.
+        One that may be the page, coded, is a MISS and stays: see ``wrappers.coded``.
         """
         size_of = self._objects.get
         hits: list[Answer] = []
@@ -134,10 +134,8 @@ class StoreLru:
             known = size_of(label)
             if known == object_bytes:
                 hits.append(Answer.HIT)
-            elif known is None:
+            elif known is None or may_be_coded(object_bytes - HEADER_BYTES, known):
                 hits.append(Answer.MISS)
-            elif may_be_coded(object_bytes - HEADER_BYTES, known):
-                hits.append(Answer.UNAVAILABLE)
             else:
                 hits.append(Answer.FLAWED)
                 self.forget(label)

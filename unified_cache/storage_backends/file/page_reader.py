@@ -335,7 +335,7 @@ class PageReader:
             return self._unreadable(page, fault or error)
         object_bytes = page_bytes(page)
         if stat.S_ISREG(status.st_mode) and may_be_coded(object_bytes - HEADER_BYTES, status.st_size):
-            return Answer.UNAVAILABLE  # the page, but compressed or encrypted: see ``wrappers.coded``
+            return Answer.MISS  # it is the page, but compressed or encrypted: see ``wrappers.coded``
         if not is_whole(status.st_mode, status.st_size, object_bytes):
             fan, name = place_of(page.label)
             directory = self._directories.find(page.label.identity, fan)

@@ -248,7 +248,7 @@ class ObjectStorage(Store):
             return Answer.MISS
         if isinstance(content, int):
             if may_be_coded(object_bytes - HEADER_BYTES, content):
-                return Answer.UNAVAILABLE  # the page, but compressed or encrypted: see ``wrappers.coded``
+                return Answer.MISS  # it is the page, but compressed or encrypted: see ``wrappers.coded``
             with suppress(ForbiddenError):
                 self._bucket.remove([name])
             return Answer.FLAWED

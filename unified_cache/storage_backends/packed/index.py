@@ -170,7 +170,7 @@ class PageIndex:
                     found.append(page)
                     answers.append(Answer.HIT)
                 elif may_be_coded(page_bytes(page) - HEADER_BYTES, slot.segment.object_bytes):
-                    answers.append(Answer.UNAVAILABLE)
+                    answers.append(Answer.MISS)
                     slot = None
                 else:
                     misfits.append(page.label)

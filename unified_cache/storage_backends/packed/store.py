@@ -540,7 +540,7 @@ class PackedReader(ReadOnlyStore):
         segment, number = slot
         if segment.object_bytes != page_bytes(page):
             is_coded = may_be_coded(page_bytes(page) - HEADER_BYTES, segment.object_bytes)
-            return Answer.UNAVAILABLE if is_coded else Answer.FLAWED
+            return Answer.MISS if is_coded else Answer.FLAWED
         try:
             before = segment.entry(number)
             for _ in range(LOOKS_MAX):

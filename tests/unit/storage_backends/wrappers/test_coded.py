@@ -95,6 +95,23 @@ def test_a_page_is_stored_shorter_and_read_back_bit_by_bit_into_any_buffers(kind
         assert sum(each.object_bytes for each in listed) < 0.8 * 40 * (HEADER_BYTES + PAYLOAD_BYTES)
         assert len({each.object_bytes for each in listed}) <= 4
         assert storage.flaws_count == {}
+    with closing(kind.open(tmp_path / "store")) as uncoded:
+        assert uncoded.get([blank_like(page) for page in pages]) == [Answer.MISS] * 40
+        assert all(uncoded.exists([page.label for page in pages])), "what is not read as it is stays"
+
+
+class LengthsFail(MemoryStorage):
+    """A store that cannot say how long its objects are now."""
+
+    def lengths(self, labels: Sequence[Label]) -> list[int | None]:
+        raise StorageError("lengths failed", retryable=True)
+
+
+def test_a_page_of_which_nobody_can_say_whether_it_is_coded_is_unavailable_among_others() -> None:
+    there, unknown = page_of(label(0), noise(0)), page_of(label(1), noise(1))
+    with closing(CodedStorage(LengthsFail(), None)) as storage:
+        assert storage.put([there], Level.CACHED) == [Answer.STORED]
+        assert storage.get([blank_like(there), blank_like(unknown)]) == [Answer.HIT, Answer.UNAVAILABLE]
 
 
 PAYLOADS = st.one_of(
