@@ -188,7 +188,7 @@ class Audit:
         """Return counters that move with any change of tree, slots or map."""
         tree, paired = self._tree, self._cache._ledger.paired
         free_counts = [allocator.free_count for allocator in self._allocators]
-        kept_counts = [allocator._kept_count for allocator in self._allocators]
+        kept_counts = [allocator.kept_count for allocator in self._allocators]
         version = paired.map.version if paired is not None else 0
         return (tree.counts.version, tree.queues.clock, tree.queues._sequence, version, *free_counts, *kept_counts)
 
@@ -208,7 +208,7 @@ class Audit:
         out = _joined([claim.out for claim in claims])
         free = _joined(
             [
-                allocator._free[: allocator._free_count] + base
+                allocator._free[: allocator.free_count] + base
                 for allocator, base in zip(self._allocators, self.bases.tolist(), strict=False)
             ]
         )
@@ -220,7 +220,7 @@ class Audit:
         assert (states[out] == OUT).all(), "a slot is with somebody, and not out"
         assert (states[free] == FREE).all(), "a slot is free, and not"
         kept_counts = np.bincount(tier_components, minlength=self._tier_components).tolist()
-        assert [allocator._kept_count for allocator in self._allocators] == kept_counts, "kept slots are miscounted"
+        assert [allocator.kept_count for allocator in self._allocators] == kept_counts, "kept slots are miscounted"
 
     def _check_map(self, picture: Picture, claims: Sequence[Claim]) -> None:
         """Full slots lead to the peers of their pages, in the tree and with requests; all others lead nowhere."""

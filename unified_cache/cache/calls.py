@@ -373,7 +373,8 @@ class RequestCalls:
             RankLostError: of several ranks, one no longer answers; raised once. From now on nothing is moved any more.
         """
         self._enter()
-        self._look_for_store()
+        if self._arrival is not None:
+            self._look_for_store(self._arrival)
         over = self._controller.poll()
         if self._storage is not None:
             self._scheduler.look_at_clock()
@@ -391,7 +392,8 @@ class RequestCalls:
             RankLostError: as ``poll``.
         """
         self._enter()
-        self._look_for_store()
+        if self._arrival is not None:
+            self._look_for_store(self._arrival)
         self._scheduler.wait_all(timeout_s, self._storage, until)
         over = self._controller.take_completed()
         self._published.publish_if_due()
@@ -423,9 +425,9 @@ class RequestCalls:
         self._scheduler.storage_attached()
         logger.info("attached a store")
 
-    def _look_for_store(self) -> None:
-        if self._arrival is not None and not self._ranks.is_lost:
-            tier = self._arrival.poll()
+    def _look_for_store(self, arrival: StoreArrival) -> None:
+        if not self._ranks.is_lost:
+            tier = arrival.poll()
             if tier is not None:
                 self._take_over(tier)
 

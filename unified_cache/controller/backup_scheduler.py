@@ -203,11 +203,15 @@ class BackupScheduler:
 
     def start_due(self, storage: StorageTier | None) -> bool:
         """Start the backups that are due, as far as not too much is under way; return whether that was anything."""
-        self._look_at_ends()
+        if self._running:
+            self._look_at_ends()
         released_count = self._controller.released_count
-        if self._for_room:
-            self._make_due(self._for_room.take(released_count - self._released_count))
-        self._released_count = released_count
+        if released_count != self._released_count:
+            if self._for_room:
+                self._make_due(self._for_room.take(released_count - self._released_count))
+            self._released_count = released_count
+        if not self._due:
+            return False
         started_count = min(self._controller.room, len(self._due))
         for _ in range(started_count):
             request, tally = self._due.popleft(), PageTally()
@@ -280,8 +284,6 @@ class BackupScheduler:
 
     def _look_at_ends(self) -> None:
         """Take the backups that are over: queue what is to be tried again, and try one more where one was stored."""
-        if not self._running:
-            return
         for operation in [each for each in self._running if each.state is not OperationState.RUNNING]:
             request, tally = self._running.pop(operation), operation.tally
             if self._counts.add(tally):

@@ -149,7 +149,11 @@ class ThreadWorkers:
             return None if job.run() else AGAIN
 
         def finish(call: BoundedCall[Again | None]) -> None:
-            self._finish(operation, job, call.take_error())
+            error = call.take_error()
+            if isinstance(error, StorageTimeoutError):
+                job.stop()  # its thread may go on with it
+            self._finished.append((operation, None if error is None else failure_of(job, error)))
+            self._has_finished.set()
 
         self._threads[job.queue].submit(turn, finish, is_urgent=job.is_urgent)
 
@@ -174,12 +178,6 @@ class ThreadWorkers:
         for threads in self._threads.values():
             threads.close(0)
         return [name for each in self._threads.values() for name in each.close(until_s - time.monotonic())]
-
-    def _finish(self, operation: Operation, job: Job, error: BaseException | None) -> None:
-        if isinstance(error, StorageTimeoutError):
-            job.stop()  # its thread may go on with it
-        self._finished.append((operation, None if error is None else failure_of(job, error)))
-        self._has_finished.set()
 
 
 logger = logging.getLogger(__name__)
@@ -317,7 +315,7 @@ class Controller:
 
         ``keep`` keeps what its job has brought by then; without it, it ends with its job.
         """
-        if self.room <= 0 or self._ranks.is_lost:
+        if len(self._live) >= self._operations_max or self._ranks.is_lost:
             self.counts[kind].declined += 1
             return NotStarted.RANK_LOST if self._ranks.is_lost else NotStarted.TOO_MANY
         now_s = self._clock()
@@ -427,7 +425,7 @@ class Controller:
         for operation in self._live:
             if operation.awaited is not None and operation.is_woken:
                 return 0
-        held_up = any(in_use(operation, error) for operation, error in self._ended.items())
+        held_up = bool(self._ended) and any(in_use(operation, error) for operation, error in self._ended.items())
         if self._ranks.size > 1:
             left_s = min(left_s, RANKS_LOOK_S if held_up or len(self._ended) < len(self._live) else 0)
         elif held_up:
@@ -444,15 +442,25 @@ class Controller:
         self._ended.update(self._workers.finished(wait_s))
         live = list(self._live)
         now_s = self._clock()
-        agreed = [self._readiness(operation, now_s) for operation in live]
+        agreed: list[Readiness] = []
+        for operation in live:
+            error = self._ended.get(operation)
+            readiness = Readiness(
+                ended=operation in self._ended,
+                succeeded=error is None,
+                free=not in_use(operation, error),
+                in_time=now_s < operation.fail_at_s,
+                unanswered=now_s < operation.respond_by_s,
+            )
+            agreed.append(readiness)
         failures = self._ended
         if self._ranks.size > 1:
             try:
                 has_time, agreed = self._agreed(agreed, has_time=has_time)
                 failures = self._failures(live, agreed)
-            except RankLostError as error:
+            except RankLostError as loss:
                 # What is left is to give back what they hold, and nobody waits for that.
-                self._fail_all(error)
+                self._fail_all(loss)
                 failures = {}
         for operation, readiness in zip(live, agreed, strict=True):
             self._advance(operation, readiness, failures.get(operation))
@@ -465,16 +473,6 @@ class Controller:
         """Return whether all ranks have time, and the readiness of each operation on all of them."""
         bits = self._ranks.agree(np.array([has_time, *(bit for readiness in ours for bit in readiness)], np.bool_))
         return bool(bits[0]), [Readiness(*row) for row in bits[1:].reshape(len(ours), -1).tolist()]
-
-    def _readiness(self, operation: Operation, now_s: float) -> Readiness:
-        error = self._ended.get(operation)
-        return Readiness(
-            ended=operation in self._ended,
-            succeeded=error is None,
-            free=not in_use(operation, error),
-            in_time=now_s < operation.fail_at_s,
-            unanswered=now_s < operation.respond_by_s,
-        )
 
     def _failures(self, live: list[Operation], agreed: list[Readiness]) -> dict[Operation, CacheError | None]:
         """Return errors that name the ranks, of jobs that have ended on every rank and failed on one."""

@@ -118,7 +118,8 @@ class Ledger:
     def available_pages(self, tier: Tier, component: int) -> int:
         """Return the pages that can be allocated now: free and evictable ones."""
         allocator = self._allocators[tier][component]
-        return allocator.free_count + allocator.kept_count - self.tree.protected_pages(tier, component)
+        protected = self.tree.counts.protected(tier * len(self.layout.components) + component)
+        return allocator.free_count + allocator.kept_count - protected
 
     def has_spare_windows(self) -> bool:
         """Return whether the host has a free window of every component, so that superseded ones displace nothing."""
@@ -309,7 +310,8 @@ class Ledger:
             self.paired.map.apply(inserted.map_changes)
         for allocator, kept, duplicates in zip(self._allocators[tier], given, inserted.duplicates, strict=True):
             allocator.keep(kept)
-            allocator.drop(duplicates)
+            if len(duplicates):
+                allocator.drop(duplicates)
         if self.changes.is_watched:
             self.changes.record_inserted(tier, prompt, start, slots, inserted.duplicates)
 
@@ -343,7 +345,8 @@ class Ledger:
         finally:
             self.transfers.discard(transfer)
             for component, slots in enumerate(transfer.release()):
-                self.free(target, component, slots)
+                if len(slots):
+                    self.free(target, component, slots)
 
     def publish(self, transfer: Transfer, prompt: Prompt) -> tuple[PageCopies, ...]:
         """Publish what a transfer of a prompt brought; return what the tree took, and free the rest."""
@@ -352,7 +355,8 @@ class Ledger:
             self.paired.map.apply(published.map_changes)
         tier = transfer.target.tier
         for component, slots in enumerate(published.leftovers):
-            self.free(tier, component, slots)
+            if len(slots):
+                self.free(tier, component, slots)
         for part in published.taken:
             self._allocators[tier][part.component].keep(part.target)
             if tier is Tier.DEVICE:
@@ -381,7 +385,8 @@ class Ledger:
             yield None if reserved is None else Reservation(self, tier, reserved)
         finally:
             for component, slots in enumerate(reserved or ()):
-                self.free(tier, component, slots)
+                if len(slots):
+                    self.free(tier, component, slots)
 
     def locked(self, lock: Lock) -> list[PageCopies]:
         """Return by component the pages that a lock pins and its tier holds, with their slots there."""

@@ -102,7 +102,9 @@ class PageTally:
 
     def close(self, reason: LeftOut) -> None:
         """Count what has neither arrived nor been left out by now as left out for ``reason``."""
-        self.leave_out(reason, max(self.asked - self.arrived - self.already - self.left_out_count, 0))
+        rest = self.asked - self.arrived - self.already - sum(self.left_out.values())
+        if rest > 0:
+            self.leave_out(reason, rest)
 
 
 @dataclass(slots=True)

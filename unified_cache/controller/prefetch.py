@@ -242,7 +242,7 @@ class Prefetches:
         missing = self._missing(found, lost)
         if missing.known_end + worth_pages > prompt.pages_count:
             return None
-        with self._pinned(prompt, missing.full_end):
+        with self._ledger.pinned(found, missing.full_end, Tier.HOST) if missing.full_end else nullcontext():
             probe = ProbeJob(storage, prompt, list(map(numbers_of, missing.to_read)), self._clock)
             operation = yield probe
         if operation.state is not OperationState.RUNNING:
@@ -380,9 +380,9 @@ class Prefetches:
 
     # ---- allocate --------------------------------------------------------------------------------------------
 
-    def _pinned(self, prompt: Prompt, end: int, tier: Tier = Tier.HOST) -> AbstractContextManager[object]:
+    def _pinned(self, prompt: Prompt, end: int, tier: Tier) -> AbstractContextManager[object]:
         """Keep what a resume of a prompt at ``end`` needs on a tier, and the place of what that lacks of it."""
-        return self._ledger.pinned(self._ledger.tree.peek(prompt), end, tier) if end else nullcontext()
+        return self._ledger.pinned(self._ledger.tree.peek(prompt), end, tier)
 
     @contextmanager
     def _reserving(self, counts: Sequence[int]) -> Iterator[Reservation | None]:
@@ -418,7 +418,7 @@ class Prefetches:
         with ExitStack() as pins:
             pins.enter_context(self._marked(prompt, plan.reads, operation))
             for end in {missing.known_end, anchor} - {0}:
-                pins.enter_context(self._pinned(prompt, end))
+                pins.enter_context(self._pinned(prompt, end, Tier.HOST))
             if plan.copies:
                 yield from self._copy_held(fetch, anchor, Tier.DEVICE, Tier.HOST)
             with self._reserving(list(map(len, plan.reads))) as staging:

@@ -215,6 +215,7 @@ class Prompt:
         "page_size",
         "pages_count",
         "reusable_pages",
+        "root",
         "seed",
         "tokens",
         "tokens_count",
@@ -237,6 +238,8 @@ class Prompt:
         self.page_size = page_size
         self.seed = seed
         """Digest of the namespace, before the first page in the key chain."""
+        self.root = seed + first
+        """Name of the root that the prompt hangs below in a tree; prompts of two roots share no page."""
         self.pages_count = len(tokens) // (page_size * TOKEN_BYTES)
         self.tokens_count = self.pages_count * page_size + len(first) // TOKEN_BYTES
         """Tokens of the request, those of a partial last page included."""
@@ -317,11 +320,6 @@ class Prompt:
             return ("namespace",)
         theirs = asdict(other.namespace)
         return tuple(name for name, value in asdict(self.namespace).items() if theirs[name] != value) or ("namespace",)
-
-    @property
-    def root(self) -> bytes:
-        """Name of the root that the prompt hangs below in a tree; prompts of two roots share no page."""
-        return self.seed + self.first
 
     def head(self, pages_count: int) -> "Prompt":
         """Return the first ``pages_count`` pages as a prompt of their own, keys included; itself if it has no more.

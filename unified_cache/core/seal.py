@@ -210,7 +210,7 @@ def _flaw_of(header: bytes, payload_bytes: int, label: Label, expected: int = FO
         return Flaw.FORMAT
     if claimed_bytes != payload_bytes:
         return Flaw.LENGTH
-    return Flaw.PAYLOAD if found == _body(label, payload_bytes, checksum, version) else Flaw.FOREIGN
+    return Flaw.PAYLOAD if header == header_of(label, payload_bytes, checksum, version) else Flaw.FOREIGN
 
 
 def payload_of(buffers: Sequence[memoryview], skip: int = HEADER_BYTES) -> Sequence[memoryview]:
@@ -235,18 +235,6 @@ def checksum_of(payload: Sequence[memoryview]) -> int:
 
 def header_of(label: Label, payload_bytes: int, checksum: int, version: int = FORMAT_VERSION) -> bytes:
     """Return the header of a page of that label, length and checksum of its payload."""
-    body = _body(label, payload_bytes, checksum, version)
+    pool = label.pool.encode("ascii")
+    body = _BODY.pack(_MAGIC, version, HEADER_BYTES, payload_bytes, label.identity, label.key, pool, checksum)
     return body + _CHECK.pack(xxh3_64_intdigest(body))
-
-
-def _body(label: Label, payload_bytes: int, checksum: int, version: int) -> bytes:
-    return _BODY.pack(
-        _MAGIC,
-        version,
-        HEADER_BYTES,
-        payload_bytes,
-        label.identity,
-        label.key,
-        label.pool.encode("ascii"),
-        checksum,
-    )

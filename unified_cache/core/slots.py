@@ -87,41 +87,33 @@ class SlotAllocator:
     Slot 0 is the padding sink: it exists in every pool and is never handed out.
     """
 
-    __slots__ = ("_free", "_free_count", "_kept_count", "_order", "_states", "capacity")
+    __slots__ = ("_free", "_order", "_states", "capacity", "free_count", "kept_count")
 
     def __init__(self, capacity: int) -> None:
         if capacity < 0:
             raise ConfigError(f"a pool cannot have {capacity} pages")
         self.capacity = capacity
         self._free: Slots = np.arange(capacity, 0, -1, dtype=np.int32)
-        self._free_count = capacity
-        self._kept_count = 0
+        self.free_count = capacity
+        """Slots not handed out."""
+        self.kept_count = 0
+        """Slots in the tree."""
         self._states: npt.NDArray[np.int8] = np.full(capacity + 1, _FREE, np.int8)
         self._order: npt.NDArray[np.int32] = np.zeros(capacity + 1, np.int32)
         """Scratch: where a call names a slot; tells a slot named twice in O(n)."""
 
     @property
-    def free_count(self) -> int:
-        """Slots not handed out."""
-        return self._free_count
-
-    @property
     def out_count(self) -> int:
         """Slots handed out and not kept."""
-        return self.capacity - self._free_count - self._kept_count
-
-    @property
-    def kept_count(self) -> int:
-        """Slots in the tree."""
-        return self._kept_count
+        return self.capacity - self.free_count - self.kept_count
 
     def allocate(self, count: int) -> Slots | None:
         """Hand out ``count`` slots, in ascending runs as far as they are fresh; None if there are not as many."""
-        if count > self._free_count:
+        if count > self.free_count:
             return None
-        rest = self._free_count - count
-        slots = self._free[rest : self._free_count][::-1].copy()
-        self._free_count = rest
+        rest = self.free_count - count
+        slots = self._free[rest : self.free_count][::-1].copy()
+        self.free_count = rest
         self._states[slots] = _OUT
         return slots
 
@@ -133,12 +125,12 @@ class SlotAllocator:
     def keep(self, slots: Slots) -> None:
         """Record that slots which are out are the tree's now; see ``check_out``."""
         self._states[slots] = _KEPT
-        self._kept_count += len(slots)
+        self.kept_count += len(slots)
 
     def drop(self, slots: Slots) -> None:
         """Take slots back that the tree kept; a SlotError frees nothing."""
         self._check(slots, _KEPT)
-        self._kept_count -= len(slots)
+        self.kept_count -= len(slots)
         self._push(slots)
 
     def check_out(self, slots: Slots) -> None:
@@ -190,8 +182,8 @@ class SlotAllocator:
         if not count:
             return
         self._states[slots] = _FREE
-        self._free[self._free_count : self._free_count + count] = slots[::-1]
-        self._free_count += count
+        self._free[self.free_count : self.free_count + count] = slots[::-1]
+        self.free_count += count
 
 
 class MapChange(NamedTuple):

@@ -167,7 +167,8 @@ class EvictionQueues:
             return
         node.queued |= 1 << tier_component
         self._sequence += 1
-        rank, place = self.rank(node, tier_component), self.place_of(node, tier_component)
+        rank = self.rank(node, tier_component) if self._is_by_priority[tier_component] else node.stamps[tier_component]
+        place = node.start if tier_component % self._components_count else 0
         heappush(self._queues[tier_component], (rank, place, self._sequence, node))
 
     def offer_all(self, node: Node) -> None:

@@ -171,7 +171,8 @@ class RadixTree:
             InputError: as ``check_prompt``, or the priority is no whole number.
         """
         found = self.peek(prompt)
-        priority = _whole(priority)
+        if type(priority) is not int:
+            priority = _whole(priority)
         for node in reversed(found.path):
             # Not the node that the match ends inside of, most of which may have nothing to do with this prompt.
             if node.end <= found.host_end:
@@ -349,7 +350,8 @@ class RadixTree:
             SlotError: component 0 lacks a slot for a page. Nothing was changed, in all these cases.
         """
         self.check_prompt(prompt)
-        priority = _whole(priority)
+        if type(priority) is not int:
+            priority = _whole(priority)
         total = prompt.pages_count
         root = self._root(prompt)
         path, tree_end = find(root, prompt, self.page_key_bytes)
@@ -448,7 +450,7 @@ class RadixTree:
                 whole = component == 0 or part[part.argmin()] >= 0
                 held_count = len(part) if whole else int(np.count_nonzero(part >= 0))
                 if held_count:
-                    self._adopt(node, self.tier_component(tier, component), part, held_count, map_changes)
+                    self._adopt(node, tier * self.components_count + component, part, held_count, map_changes)
         return node
 
     # ---- evict -----------------------------------------------------------------------------------------------
