@@ -143,6 +143,13 @@ FACTS_MUTANTS = [
         SGLANG,
     ),
     Mutant(
+        "the draft model is left out of what names an engine's pages",
+        "integrations/sglang/engine_facts.py",
+        '    "speculative_draft_model_path",\n    "speculative_draft_model_revision",\n)',
+        '    "speculative_draft_model_revision",\n)',
+        SGLANG,
+    ),
+    Mutant(
         "pages of one rank are named as the stage's",
         "integrations/sglang/naming.py",
         "engine.rank if any(pools[pool].is_rank_own for pool in bundle) else engine.stage",
