@@ -70,8 +70,6 @@ class GuardedStore:
         refused = [((), guard.breaker.refused_count)]
         yield metric(counter, "store_breaker_refused", "Calls answered without the store.", refused)
         yield metric(counter, "store_retries", "Calls made again.", [((), guard.retries_count)])
-        abandoned = [((), guard.abandoned_pages_count)]
-        yield metric(counter, "store_abandoned_pages", "Pages without an answer in the end.", abandoned)
         stuck = [((), guard.stuck_count)]
         yield metric(gauge, "store_stuck_calls", "Calls that the store has not returned from in time.", stuck)
         coded, bare = self.backend if isinstance(self.backend, CodedStorage) else None, self._bare

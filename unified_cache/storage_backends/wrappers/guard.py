@@ -12,7 +12,7 @@ runs a ``BoundedCall``, which somebody else waits for anyway, it runs in place, 
 
 import random
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from threading import Condition, Lock
@@ -36,7 +36,6 @@ from unified_cache.storage_backends.wrappers.layer import Method, StorageLayer, 
 DECLARATION_S = 60.0
 """Longest wait for a store to say what it can do, and with it how long its other calls may take."""
 
-Item = TypeVar("Item", Label, PageIO)
 Result = TypeVar("Result", covariant=True)
 
 
@@ -55,11 +54,9 @@ class StorageGuard(StorageLayer):
     calls raise StorageError at once and are not started: their buffers are free.
 
     **Retries.** ``exists``, ``get`` and ``put`` are tried again, after a pause, when they fail in a way that may pass.
-    Each round asks for the pages that have no answer yet, every batch that failed cut in half, so that one bad page
-    does not fail its neighbours for long: at most ``2 ** retry_rounds_max - 1`` calls. A pause is shortened by up to a
-    half at random, so that callers do not come back together. Pages without an answer in the end are UNAVAILABLE where
-    others of their batch were answered; where none was, the last error is raised. A declined put, a miss, an error that
-    is not retryable and a timeout, whose buffers are still in use, are never tried again.
+    A pause is shortened by up to a half at random, so that callers do not come back together. A declined put, a miss,
+    an error that is not retryable and a timeout, whose buffers are still in use, are never tried again. A store that
+    has no answer for one page says UNAVAILABLE of it, and does not raise.
 
     **Breaker.** Failures are counted by method, after the retries: any exception but those that a working store raises,
     a store that is full or closed, and wrong input. While it is open, every page and every put is UNAVAILABLE, and
@@ -81,8 +78,7 @@ class StorageGuard(StorageLayer):
         super().__init__(backend)
         self.deadline_s = max(config.deadline_s, capability.call_s_max)
         self._calls_max = config.calls_max
-        self._rounds_max = config.retry_rounds_max
-        self._pauses = Backoff(config.retry_pause_s, config.retry_pause_s * 2**config.retry_rounds_max)
+        self._pauses_s = [config.retry_pause_s * 2**number for number in range(config.retry_rounds_max - 1)]
         pauses = Backoff(config.breaker_pause_s, config.breaker_pause_s_max)
         self.breaker = CircuitBreaker(config.breaker_failures_max, pauses, clock, capability.name)
         self._clock = clock
@@ -95,7 +91,6 @@ class StorageGuard(StorageLayer):
         self._closed = False
         self._closing: BoundedCall[None] | None = None
         self.retries_count = 0
-        self.abandoned_pages_count = 0
 
     @property
     def stuck_count(self) -> int:
@@ -110,15 +105,15 @@ class StorageGuard(StorageLayer):
 
     def exists(self, labels: Sequence[Label]) -> list[Answer]:
         """Ask the wrapped backend, again if need be."""
-        return self._in_rounds(Method.EXISTS, labels, self._backend.exists)
+        return self._asked(Method.EXISTS, len(labels), partial(self._backend.exists, labels))
 
     def get(self, pages: Sequence[PageIO]) -> list[Answer]:
         """Fill each page's buffers, in several calls if need be."""
-        return self._in_rounds(Method.GET, pages, self._backend.get)
+        return self._asked(Method.GET, len(pages), partial(self._backend.get, pages))
 
     def put(self, pages: Sequence[PageIO], level: Level) -> list[Answer]:
         """Store pages, in several calls if need be. A page that was stored by a call that failed is put once more."""
-        return self._in_rounds(Method.PUT, pages, lambda part: self._backend.put(part, level))
+        return self._asked(Method.PUT, len(pages), partial(self._backend.put, pages, level))
 
     def touch(self, labels: Sequence[Label]) -> None:
         """Make pages recent; none while the breaker is open."""
@@ -181,54 +176,30 @@ class StorageGuard(StorageLayer):
             raise ClosedError("this guarded store was closed")
         return self.breaker.admit(method.value)
 
-    def _in_rounds(
-        self, method: Method, items: Sequence[Item], ask: Callable[[Sequence[Item]], list[Answer]]
-    ) -> list[Answer]:
-        """Ask for all items, then in each round for those without an answer, as long as there is time."""
-        answers = [Answer.UNAVAILABLE] * len(items)
+    def _asked(self, method: Method, asked_count: int, ask: Callable[[], list[Answer]]) -> list[Answer]:
+        """Make a call for pages, and once more after a pause where a fault may pass, as long as there is time."""
         due_s = self._due_s()
         admission = self._admit(method)
         if admission is None:
-            return answers
-        parts = [range(len(items))]
-        failed: dict[range, StorageError] = {}
-        try:
-            with admission:
-                for failures_count in range(self._rounds_max):
-                    if failures_count:
-                        pause_s = self._pauses.pause_s(failures_count) * self._rng.uniform(0.5, 1.0)
-                        if self._clock() + pause_s >= due_s:
-                            break
-                        self._sleep(pause_s)
-                        parts = [half for part in failed for half in _halves(part)]
-                        failed = {}
-                    for part in parts:
-                        if failures_count:
-                            with self._changed:
-                                self.retries_count += 1
-                        try:
-                            work = partial(ask, items[part.start : part.stop])
-                            found = self._within(due_s, method, work, admission)
-                            check_answers(self._backend, method, found, len(part))
-                            answers[part.start : part.stop] = found
-                        except StorageError as error:
-                            if not error.retryable or isinstance(error, StorageTimeoutError):
-                                raise
-                            failed[part] = error
-                    if not failed:
-                        return answers
-                self._abandon(failed, len(items))
-                return answers
-        finally:
-            failed.clear()  # tracebacks hold this frame, which would hold them, and with them the caller's pages
+            return [Answer.UNAVAILABLE] * asked_count
+        with admission:
+            for pause_s in self._pauses_s:
+                try:
+                    return self._checked(method, asked_count, self._within(due_s, method, ask, admission))
+                except StorageTimeoutError:
+                    raise
+                except StorageError as error:
+                    slept_s = pause_s * self._rng.uniform(0.5, 1.0)
+                    if not error.retryable or self._clock() + slept_s >= due_s:
+                        raise
+                self._sleep(slept_s)
+                with self._changed:
+                    self.retries_count += 1
+            return self._checked(method, asked_count, self._within(due_s, method, ask, admission))
 
-    def _abandon(self, failed: Mapping[range, StorageError], asked_count: int) -> None:
-        """Count the items that have no answer after the last round; raise where none has one."""
-        abandoned_count = sum(map(len, failed))
-        with self._changed:
-            self.abandoned_pages_count += abandoned_count
-        if abandoned_count == asked_count:
-            raise list(failed.values())[-1]
+    def _checked(self, method: Method, asked_count: int, answers: list[Answer]) -> list[Answer]:
+        check_answers(self._backend, method, answers, asked_count)
+        return answers
 
     def _within(self, due_s: float, method: Method, work: Callable[[], Result], admission: Admission | None) -> Result:
         """Make one call of the store that is late at ``due_s``, as a step of the ``BoundedCall`` that this thread runs.
@@ -292,9 +263,3 @@ class StorageGuard(StorageLayer):
     def _named(self, calls: Iterable[StoreStep]) -> str:
         now_s = self._clock()
         return ", ".join(f"{call.name} for {now_s - call.started_s:.1f} s" for call in calls)
-
-
-def _halves(part: range) -> list[range]:
-    """Cut a range in two; one of a single page, or none, stays whole."""
-    middle = len(part) // 2
-    return [part[:middle], part[middle:]] if middle else [part]
