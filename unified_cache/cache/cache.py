@@ -29,7 +29,7 @@ from unified_cache.controller.ranks import LocalRanks, RankGroup, check_configur
 from unified_cache.controller.storage_tier import storage_of
 from unified_cache.controller.store_arrival import StoreArrival
 from unified_cache.core.config import CacheConfig, GuardConfig
-from unified_cache.core.errors import RankLostError, StateError, WaitTimeoutError
+from unified_cache.core.errors import RankLostError, StateError, WaitTimeoutError, check_kind
 from unified_cache.core.page import Prompt
 from unified_cache.core.pool import Identity, ModelLayout, identity_of
 from unified_cache.storage_backends.protocol import Store
@@ -183,6 +183,7 @@ class UnifiedCache(RequestCalls):
     def record_to(self, watcher: RequestWatcher | None) -> None:
         """Report every request to a watcher from now on, such as that of a ``TraceRecorder``; None ends that."""
         self._enter()
+        check_kind(watcher, RequestWatcher | None, "a RequestWatcher, or None")
         self._recorder = watcher
 
     def attach(self, storage: Store | str) -> None:

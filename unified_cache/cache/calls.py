@@ -47,6 +47,10 @@ def check_deadline(deadline_s: float) -> None:
         raise InputError(f"deadline_s must be a positive number of seconds from now, found {deadline_s}")
 
 
+def _check_operation(operation: Operation) -> None:
+    check_kind(operation, Operation, "an operation that has started, such as a prefetch that is not NotStarted")
+
+
 class RequestCalls:
     """Base of ``UnifiedCache``: its calls for one request, its prefix, slots and transfers."""
 
@@ -182,6 +186,7 @@ class RequestCalls:
         See ``config.Retention``. The last one is the prompt's own end, where a longer prompt resumes; where that is a
         page farther than ``match`` goes, the one before it is kept too, for the same prompt again.
         """
+        check_kind(found, Match, "a match")
         prompt = found.prompt
         ends = self.config.retention.ends(prompt.pages_count, found.tree_end, self.layout.page_size)
         return tuple(sorted(end for end in {prompt.reusable_pages, *ends} if end > found.device_end))
@@ -246,9 +251,11 @@ class RequestCalls:
         page of its component.
 
         Raises:
+            LockError: released already, or another cache's.
             InputError: the tree holds no state at the end of the lock, or the lock has released its windows.
         """
         self._enter()
+        self._ledger.tree.check_lock(lock)
         return self._ledger.fork(lock, self._memory) if lock.end else None
 
     def insert(self, prompt: Prompt, slots: Sequence[Slots], lock: Lock, priority: int = UNNAMED) -> Lock:
@@ -356,6 +363,7 @@ class RequestCalls:
         there: ``end_layerwise``, then ``wait_all`` or ``poll`` until the load is over, then match and lock as ever.
         """
         self._enter()
+        _check_operation(operation)
         load = self._loads.layerwise(operation)
         if load is not None:
             operation.followers.add(load)
@@ -364,6 +372,7 @@ class RequestCalls:
     def end_layerwise(self, load: LayerwiseLoad) -> None:
         """End the layer-wise reading of a load. A second call, or one after ``reset``, changes nothing."""
         self._enter()
+        check_kind(load, LayerwiseLoad, "a load that begin_layerwise returned")
         load.operation.followers.discard(load)
 
     def poll(self) -> list[Operation]:
@@ -390,8 +399,12 @@ class RequestCalls:
         Raises:
             WaitTimeoutError: some still are after ``timeout_s``; they go on, and ``poll`` returns them.
             RankLostError: as ``poll``.
+            InputError: no time, or ``until`` is no operation.
         """
         self._enter()
+        check_kind(timeout_s, int | float, "timeout_s as a number of seconds")
+        if until is not None:
+            _check_operation(until)
         if self._arrival is not None:
             self._look_for_store(self._arrival)
         self._scheduler.wait_all(timeout_s, self._storage, until)
@@ -405,6 +418,7 @@ class RequestCalls:
         The next ``poll`` returns a prefetch; any other transfer ends with the call or the copy that is under way.
         """
         self._enter()
+        _check_operation(operation)
         operation.stop()
 
     def cancel(self, operation: Operation) -> bool:
@@ -414,6 +428,7 @@ class RequestCalls:
         worker and no store uses them any more.
         """
         self._enter()
+        _check_operation(operation)
         return self._controller.cancel(operation)
 
     # ---- inside -------------------------------------------------------------------------------------------------

@@ -260,6 +260,7 @@ class Ledger:
     def trim_pages(self, pages: Sequence[Slots], masks: Sequence[Pages]) -> None:
         """Free the device slots of pages whose mask is False, see ``UnifiedCache.trim``."""
         self.layout.check_masks(masks)
+        self.layout.check_slots(pages)
         if [len(slots) for slots in pages] != [len(mask) for mask in masks]:
             raise InputError(f"expected slots for {len(masks[0])} pages of every component")
         gone = [(slots >= 0) & ~keep for slots, keep in zip(pages[1:], masks[1:], strict=True)]

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, IntEnum
 from numbers import Integral
+from operator import index
 from typing import NamedTuple
 
 import numpy as np
@@ -288,18 +289,21 @@ class ModelLayout:
         allocates.
 
         Raises:
-            InputError: no range of pages.
+            InputError: no range of pages, or no numbers of pages.
         """
+        try:
+            start, end, resumed = index(start), index(end), tuple(map(index, ends))
+        except TypeError as error:
+            raise InputError(f"expected whole numbers of pages, found [{start}, {end}) and {ends!r}") from error
         if not 0 <= start <= end:
             raise InputError(f"expected 0 <= start <= end, found [{start}, {end})")
-        ends = tuple(ends)
-        others = (needed_pages(ends, other.span, start, end) for other in self.components[1:])
+        others = (needed_pages(resumed, other.span, start, end) for other in self.components[1:])
         return [all_pages(end - start), *others]
 
     def check_component(self, component: int) -> None:
         """Raise InputError for a number that no component has."""
         names = [each.name for each in self.components]
-        if component not in range(len(names)):
+        if not isinstance(component, Integral) or component not in range(len(names)):
             raise InputError(
                 f"a component is a number in [0, {len(names)}), for {', '.join(names)}, found {component!r}"
             )

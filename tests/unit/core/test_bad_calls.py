@@ -161,6 +161,54 @@ CALLS: dict[str, Callable[[Used], object]] = {
 }
 
 
+FOREIGN: tuple[object, ...] = ("x", b"x", None, 1.5, object(), [1, 2], ["x"], {}, np.zeros(3))
+
+BY_ARGUMENT: dict[str, Callable[[UnifiedCache, Used, object], object]] = {
+    "match": lambda c, _, x: c.match(x),  # type: ignore[arg-type]
+    "lock": lambda c, _, x: c.lock(x),  # type: ignore[arg-type]
+    "slots": lambda c, _, x: c.slots(x),  # type: ignore[arg-type]
+    "slots of a component": lambda c, u, x: c.slots(u.lock, x),  # type: ignore[arg-type]
+    "release": lambda c, _, x: c.release(x),  # type: ignore[arg-type]
+    "release windows": lambda c, _, x: c.release_windows(x),  # type: ignore[arg-type]
+    "fork": lambda c, _, x: c.fork(x),  # type: ignore[arg-type]
+    "checkpoint ends": lambda c, _, x: c.checkpoint_ends(x),  # type: ignore[arg-type]
+    "pages from": lambda c, _, x: c.pages_to_allocate(x, 5, [5]),  # type: ignore[arg-type]
+    "pages to": lambda c, _, x: c.pages_to_allocate(3, x, [5]),  # type: ignore[arg-type]
+    "pages for ends": lambda c, _, x: c.pages_to_allocate(3, 5, [x]),  # type: ignore[list-item]
+    "available": lambda c, _, x: c.available(x),  # type: ignore[arg-type]
+    "allocate": lambda c, _, x: c.allocate(x),  # type: ignore[arg-type]
+    "free": lambda c, _, x: c.free(x),  # type: ignore[arg-type]
+    "trim": lambda c, _, x: c.trim(x, c.pages_to_allocate(3, 5, [5])),  # type: ignore[arg-type]
+    "trim to": lambda c, u, x: c.trim(u.mine, x),  # type: ignore[arg-type]
+    "insert": lambda c, u, x: c.insert(x, u.mine, u.lock),  # type: ignore[arg-type]
+    "insert slots": lambda c, u, x: c.insert(u.longer, x, u.lock),  # type: ignore[arg-type]
+    "insert after": lambda c, u, x: c.insert(u.longer, u.mine, x),  # type: ignore[arg-type]
+    "load": lambda c, _, x: c.load(x),  # type: ignore[arg-type]
+    "back up": lambda c, _, x: c.backup(x),  # type: ignore[arg-type]
+    "prefetch": lambda c, _, x: c.prefetch(x),  # type: ignore[arg-type]
+    "bring": lambda c, _, x: c.bring(x),  # type: ignore[arg-type]
+    "explain": lambda c, _, x: c.explain(x),  # type: ignore[arg-type]
+    "begin layer-wise": lambda c, _, x: c.begin_layerwise(x),  # type: ignore[arg-type]
+    "end layer-wise": lambda c, _, x: c.end_layerwise(x),  # type: ignore[arg-type]
+    "finish early": lambda c, _, x: c.finish_early(x),  # type: ignore[arg-type]
+    "cancel": lambda c, _, x: c.cancel(x),  # type: ignore[arg-type]
+    "wait until": lambda c, _, x: c.wait_all(1.0, until="x" if x is None else x),  # type: ignore[arg-type]
+    "record to": lambda c, _, x: c.record_to("x" if x is None else x),  # type: ignore[arg-type]
+}
+
+
+@pytest.mark.parametrize("call", BY_ARGUMENT.values(), ids=BY_ARGUMENT)
+def test_a_value_of_another_kind_is_refused_by_every_call_and_changes_nothing(
+    call: Callable[[UnifiedCache, Used, object], object],
+) -> None:
+    used = Used()
+    before = used.snapshot()
+    for value in FOREIGN:
+        with pytest.raises(CacheError):
+            call(used.cache, used, value)
+    assert used.snapshot() == before
+
+
 @pytest.mark.parametrize("name", CALLS)
 def test_a_bad_call_is_a_typed_error_and_changes_nothing(name: str) -> None:
     used = Used()
