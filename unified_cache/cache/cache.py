@@ -147,6 +147,7 @@ class UnifiedCache(RequestCalls):
         """
         self._enter()
         check_deadline(deadline_s)
+        self._close_dropped()
         request = Request(self, prompt, deadline_s, priority)
         request.advance()
         return request

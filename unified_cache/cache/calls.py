@@ -4,6 +4,7 @@ import logging
 import math
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
@@ -86,6 +87,8 @@ class RequestCalls:
         self._scheduler = BackupScheduler(config, self._backups, self._controller, ranks, clock)
         self._duplicates = DuplicateCheck(layout, memory, config.duplicates_every)
         self._locks: set[Lock] = set()
+        self.dropped: deque[Callable[[], None]] = deque()
+        """Closes of requests that nobody has any more and nobody closed; their finalizers, on any thread, append."""
         self._owner = threading.get_ident()
         self._closed = False
         self._lookups = LookupCounts()
@@ -382,6 +385,7 @@ class RequestCalls:
             RankLostError: of several ranks, one no longer answers; raised once. From now on nothing is moved any more.
         """
         self._enter()
+        self._close_dropped()
         if self._arrival is not None:
             self._look_for_store(self._arrival)
         over = self._controller.poll()
@@ -432,6 +436,17 @@ class RequestCalls:
         return self._controller.cancel(operation)
 
     # ---- inside -------------------------------------------------------------------------------------------------
+
+    def _close_dropped(self) -> None:
+        """Close requests that were dropped; of several ranks none does, since each would at another time."""
+        while self.dropped:
+            close = self.dropped.popleft()
+            if self._ranks.size == 1:
+                close()
+            logger.warning(
+                "a request was dropped and not closed: its pages %s; use bring in a with block, or call close",
+                "were given back now" if self._ranks.size == 1 else "stay pinned until reset",
+            )
 
     def _take_over(self, tier: StorageTier) -> None:
         self._storage = tier

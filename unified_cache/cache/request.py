@@ -3,13 +3,14 @@
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from numbers import Integral
 from typing import Self
 
 import numpy as np
 
 from unified_cache.cache.calls import RequestCalls
 from unified_cache.controller import NotStarted, Operation, OperationState, TransferKind
-from unified_cache.core.errors import ClosedError, InputError, StateError
+from unified_cache.core.errors import ClosedError, InputError, StateError, check_kind
 from unified_cache.core.hits import Hits
 from unified_cache.core.page import Prompt
 from unified_cache.core.pool import Slots
@@ -26,7 +27,8 @@ class Request:
         [lock.end, own_end)   pages of its own: ``allocate`` gave them slots, ``insert`` hands them to the tree
 
     ``advance`` once after each ``poll`` until it returns True, or ``wait``. Then read what ``slots`` names, compute the
-    rest into what ``allocate`` returns, and ``insert``. Calls out of turn raise ``StateError``.
+    rest into what ``allocate`` returns, and ``insert``. Calls out of turn raise ``StateError``. One that is dropped and
+    not closed is closed by the next ``poll`` or ``bring``, with a warning.
     """
 
     __slots__ = ("_cache", "_ends", "_lock", "_operation", "_own", "_priority", "_steps", "hits", "prompt")
@@ -60,6 +62,7 @@ class Request:
             WaitTimeoutError: it is not after ``timeout_s``; what moves goes on.
             RankLostError: as ``UnifiedCache.poll``.
         """
+        check_kind(timeout_s, int | float, "timeout_s as a number of seconds")
         over: list[Operation] = []
         end_s = time.monotonic() + timeout_s
         while not self.advance():
@@ -138,6 +141,7 @@ class Request:
 
         Once its own pages fill every window, what it resumed from becomes evictable too: it must not read that again.
         """
+        check_kind(end, Integral, "end as a number of pages")
         spans = [component.span for component in self._cache.layout.components[1:]]
         if end - self.lock.end >= max(spans, default=SPAN_ALL):
             self._cache.release_windows(self.lock)
@@ -155,6 +159,7 @@ class Request:
                 was changed.
         """
         lock, prompt = self.lock, self.prompt if prompt is None else prompt
+        check_kind(prompt, Prompt, "a prompt that goes on from this one")
         if not prompt.begins_as(self.prompt):
             raise InputError("a request inserts its own prompt, or one that goes on from it, found another")
         prompt = prompt.head(min(prompt.pages_count, self.own_end))
@@ -178,6 +183,10 @@ class Request:
                 self._own = [slots[:0] for slots in self._own]
                 self._cache.release(self._lock)
                 self._lock = None
+
+    def __del__(self) -> None:
+        if self._lock is not None or self._operation is not None:
+            self._cache.dropped.append(self.close)
 
     def __enter__(self) -> Self:
         return self

@@ -1,7 +1,9 @@
 """One request from ``bring`` to ``close``: what comes from which tier, and what is given back however it ends."""
 
+import gc
 import math
-from threading import Event
+from collections.abc import Callable
+from threading import Event, Thread
 
 import numpy as np
 import pytest
@@ -251,3 +253,44 @@ def test_pages_are_filed_under_no_other_prompt_than_they_were_computed_for() -> 
     for other in (stranger, salted):
         assert toy.cache.match(other).device_end == 0
     assert toy.read_back(prompt) == PAGES
+
+
+@pytest.mark.parametrize("moves", [False, True])
+def test_a_request_that_is_dropped_unclosed_gives_all_back_at_the_next_look(moves: bool) -> None:
+    toy = engine(toy_layout((SPAN_ALL, 3), 1))
+    prompt = prompt_of(toy)
+    served(toy, prompt)
+    toy.cache.backup(prompt)
+    toy.cache.wait_all(5)
+    if moves:
+        toy.forget(Tier.DEVICE, Tier.HOST)
+    request = toy.cache.bring(prompt)
+    assert request.advance() is not moves
+    if not moves:
+        request.prompt = prompt_of(toy, 2 * PAGES)
+        present(request.allocate())
+    del request
+    collector = Thread(target=gc.collect)
+    collector.start()
+    collector.join()
+    toy.cache.poll()
+    toy.cache.wait_all(5)
+    assert is_all_free(toy)
+    assert all(occupancy.out == occupancy.protected == 0 for occupancy in toy.cache.stats().occupancy)
+
+
+REFUSED: tuple[Callable[[Request], object], ...] = (
+    lambda request: request.wait("x"),  # type: ignore[arg-type]
+    lambda request: request.allocate("x"),  # type: ignore[arg-type]
+    lambda request: request.trim("x"),  # type: ignore[arg-type]
+    lambda request: request.insert("x"),  # type: ignore[arg-type]
+)
+
+
+@pytest.mark.parametrize("call", REFUSED)
+def test_a_request_refuses_values_of_another_kind(call: Callable[[Request], object]) -> None:
+    toy = engine(toy_layout((SPAN_ALL, 3), 1))
+    served(toy, prompt_of(toy))
+    with toy.cache.bring(prompt_of(toy)) as request, pytest.raises(InputError):
+        call(request)
+    assert is_all_free(toy)
