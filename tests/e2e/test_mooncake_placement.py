@@ -43,7 +43,7 @@ def test_a_node_that_dies_takes_whole_prompts_and_the_next_ones_go_elsewhere() -
     clock = ManualClock()
     with LocalCluster.running(3) as cluster, closing(opened(cluster)) as storage:
         client = storage._client
-        client.choice = NodeChoice(client.admin.segments, clock, seed=0)
+        client.choice = NodeChoice(client.admin.segments, client.endpoints, clock, seed=0)
         nodes = []
         for number in range(12):
             placed = put_prompt(storage, number)

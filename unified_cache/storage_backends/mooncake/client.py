@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from threading import Condition, Lock
 from types import TracebackType
-from typing import NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -30,14 +30,14 @@ from unified_cache.storage_backends.mooncake.endpoints import (
 )
 from unified_cache.storage_backends.mooncake.native import (
     METADATA,
-    NativeStore,
-    PutConfig,
-    Replica,
     ResultCode,
     load_store,
     new_put_config,
 )
 from unified_cache.storage_backends.protocol import PageIO
+
+if TYPE_CHECKING:
+    from mooncake.store import MooncakeDistributedStore, Replica, ReplicateConfig
 
 EXIT_WAIT_S = 8.0
 """Wait for calls in flight when the process ends: each ends by itself within the settings' timeouts."""
@@ -161,12 +161,12 @@ class MooncakeClient:
     paused for a while, and the next call first looks whether somebody listens: the library would try for seconds.
     """
 
-    def __init__(self, store: NativeStore, address: MooncakeAddress) -> None:
+    def __init__(self, store: "MooncakeDistributedStore", address: MooncakeAddress) -> None:
         self.address = address
         self.admin = MasterAdmin(address.admin_host or address.host, address.admin_port)
         self.locations = LocationCache()
         self.endpoints = Endpoints()
-        self.choice = NodeChoice(self.admin.segments)
+        self.choice = NodeChoice(self.admin.segments, self.endpoints)
         self._store = store
         self._registered: dict[tuple[int, int], int] = {}
         self._doubted = False
@@ -257,7 +257,7 @@ class MooncakeClient:
         self.locations.forget(names)
         return codes
 
-    def putting(self, objects: Sequence[ObjectBuffers], config: PutConfig) -> NativeCall:
+    def putting(self, objects: Sequence[ObjectBuffers], config: "ReplicateConfig") -> NativeCall:
         """Make ready the call that stores objects, all in one buffer each or all in several."""
         names, store = [item.name for item in objects], self._store
         pointers, sizes = [item.pointers for item in objects], [item.sizes for item in objects]
@@ -275,7 +275,7 @@ class MooncakeClient:
             return partial(self._ask, names, partial(store.batch_get_into, names, *ends))
         return partial(self._ask, names, partial(store.batch_get_into_multi_buffers, names, pointers, sizes))
 
-    def put_config(self, groups: Sequence[str] = (), *, pinned: bool = False, node: str = "") -> PutConfig:
+    def put_config(self, groups: Sequence[str] = (), *, pinned: bool = False, node: str = "") -> "ReplicateConfig":
         """Return how to store objects of these groups, one each, or of none; on ``node`` where it has room."""
         config = new_put_config()
         if groups:
@@ -323,7 +323,7 @@ class MooncakeClient:
             raise
 
 
-def _location_of(replicas: Sequence[Replica]) -> ReplicaLocation:
+def _location_of(replicas: "Sequence[Replica]") -> ReplicaLocation:
     """Return where an object is read from; what lies on disks alone has no endpoint and no known size."""
     for replica in replicas:
         if replica.is_memory_replica():

@@ -27,60 +27,6 @@ LISTING_FRESH_S = 5.0
 LISTING_PAUSE_S = 60.0
 """Time after which a master that lists no nodes is asked again; until then it chooses itself."""
 
-AVOIDED_S = 10.0
-"""Time for which a node is not chosen on which a put has failed: the master forgets dead nodes within it."""
-
-
-class NodeChoice:
-    """The node that is put on now, of those that the master lists. Thread-safe.
-
-    Another one is drawn every ``STAY_S``, in another order in each process. They do not follow in turn: requests that
-    come every three seconds would all be put on one of three nodes.
-    """
-
-    def __init__(
-        self,
-        listing: Callable[[], frozenset[str]],
-        clock: Callable[[], float] = time.monotonic,
-        seed: int | None = None,
-    ) -> None:
-        """``listing`` asks for all nodes; empty where nobody tells. ``seed`` is random where it is not given."""
-        self._listing = listing
-        self._clock = clock
-        self._seed = random.SystemRandom().randrange(1 << 32) if seed is None else seed
-        self._nodes: list[str] = []
-        self._list_at_s = -1.0
-        self._avoided_until_s: dict[str, float] = {}
-        self._guard = Lock()
-
-    def node(self) -> str:
-        """Return the node to put on; empty where the master is to choose."""
-        now_s = self._clock()
-        with self._guard:
-            is_due = now_s >= self._list_at_s
-            if is_due:  # one thread asks; others go on with what there was
-                self._list_at_s = now_s + LISTING_PAUSE_S
-        if is_due:
-            self._learn(sorted(self._listing()))
-        with self._guard:
-            nodes = [node for node in self._nodes if self._avoided_until_s.get(node, now_s) <= now_s]
-        drawn = crc32(b"%d" % (self._seed + int(now_s / STAY_S)))
-        return nodes[drawn % len(nodes)] if nodes else ""
-
-    def avoid(self, node: str) -> None:
-        """Choose others than this node for a while, since a put on it has failed."""
-        now_s = self._clock()
-        with self._guard:
-            self._avoided_until_s = {name: until for name, until in self._avoided_until_s.items() if until > now_s}
-            self._avoided_until_s[node] = now_s + AVOIDED_S
-
-    def _learn(self, nodes: list[str]) -> None:
-        with self._guard:
-            self._nodes = nodes
-            if nodes:
-                self._list_at_s = self._clock() + LISTING_FRESH_S
-
-
 PATIENCE_S = 1.5
 """A node in whose call somebody has been for longer is not asked by others: it takes milliseconds, or is stalled."""
 
@@ -96,9 +42,6 @@ LOCATION_FRESH_S = 5.0
 LOCATIONS_MAX = 1 << 16
 """Objects whose place is remembered; about 20 MB of names."""
 
-ABSENT_S = 3.0
-"""Time for which an object that cannot be read counts as a miss. The master forgets dead nodes within it."""
-
 
 class ReplicaLocation(NamedTuple):
     """Node that holds a replica of an object, and the size of the object."""
@@ -108,12 +51,11 @@ class ReplicaLocation(NamedTuple):
 
 
 class LocationCache:
-    """Locations of objects, for ``LOCATION_FRESH_S``, and objects that cannot be read. Bounded; thread-safe."""
+    """Locations of objects, for ``LOCATION_FRESH_S``. Bounded; thread-safe."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._known: OrderedDict[str, tuple[ReplicaLocation, float]] = OrderedDict()
-        self._absent: OrderedDict[str, float] = OrderedDict()
         self._guard = Lock()
 
     def find(self, names: Iterable[str]) -> dict[str, ReplicaLocation]:
@@ -130,37 +72,14 @@ class LocationCache:
             for name, location in locations:
                 self._known.pop(name, None)
                 self._known[name] = (location, now_s)
-            _shrink(self._known)
+            while len(self._known) > LOCATIONS_MAX:
+                self._known.popitem(last=False)
 
     def forget(self, names: Iterable[str]) -> None:
-        """Know nothing of these any more, neither where they are nor that they cannot be read."""
+        """Know nothing of these any more."""
         with self._guard:
             for name in names:
                 self._known.pop(name, None)
-                self._absent.pop(name, None)
-
-    def make_absent(self, names: Iterable[str]) -> None:
-        """Take these for misses for a while."""
-        until_s = self._clock() + ABSENT_S
-        with self._guard:
-            for name in names:
-                self._known.pop(name, None)
-                self._absent.pop(name, None)
-                self._absent[name] = until_s
-            _shrink(self._absent)
-
-    def absent(self, names: Iterable[str]) -> set[str]:
-        """Return those that are taken for misses."""
-        if not self._absent:
-            return set()
-        now_s = self._clock()
-        with self._guard:
-            return {name for name in names if self._absent.get(name, now_s) > now_s}
-
-
-def _shrink(entries: "OrderedDict[str, tuple[ReplicaLocation, float]] | OrderedDict[str, float]") -> None:
-    while len(entries) > LOCATIONS_MAX:
-        entries.popitem(last=False)
 
 
 class _EndpointHealth:
@@ -248,3 +167,38 @@ class _Asking:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._endpoints.ended(self._endpoint, self._started_s)
+
+
+class NodeChoice:
+    """The node that is put on now, of those that the master lists and none of which has failed just now. Thread-safe.
+
+    Another one is drawn every ``STAY_S``, in another order in each process. They do not follow in turn: requests that
+    come every three seconds would all be put on one of three nodes.
+    """
+
+    def __init__(
+        self,
+        listing: Callable[[], frozenset[str]],
+        endpoints: Endpoints,
+        clock: Callable[[], float] = time.monotonic,
+        seed: int | None = None,
+    ) -> None:
+        """``listing`` asks for all nodes; empty where nobody tells. ``seed`` is random where it is not given."""
+        self._listing = listing
+        self._endpoints = endpoints
+        self._clock = clock
+        self._seed = random.SystemRandom().randrange(1 << 32) if seed is None else seed
+        self._nodes: list[str] = []
+        self._list_at_s = -1.0
+
+    def node(self) -> str:
+        """Return the node to put on; empty where the master is to choose."""
+        now_s = self._clock()
+        if now_s >= self._list_at_s:
+            self._list_at_s = now_s + LISTING_PAUSE_S  # others go on with what there was
+            self._nodes = sorted(self._listing())
+            if self._nodes:
+                self._list_at_s = self._clock() + LISTING_FRESH_S
+        nodes = [node for node in self._nodes if self._endpoints.is_up(node)]
+        drawn = crc32(b"%d" % (self._seed + int(now_s / STAY_S)))
+        return nodes[drawn % len(nodes)] if nodes else ""

@@ -12,9 +12,12 @@ from enum import IntEnum
 from functools import cache
 from importlib import import_module
 from importlib.metadata import Distribution, distributions
-from typing import Protocol, cast
+from typing import TYPE_CHECKING, cast
 
 from unified_cache.core.errors import ConfigError
+
+if TYPE_CHECKING:  # the library has no types of its own; ``typings`` has those of what we use
+    from mooncake.store import MooncakeDistributedStore, ReplicateConfig
 
 WHEELS = ("mooncake-transfer-engine-non-cuda", "mooncake-transfer-engine")
 """Without and with CUDA; both install the package ``mooncake``, one over the other."""
@@ -55,100 +58,14 @@ class ResultCode(IntEnum):
     RPC_TIMEOUT = -901
 
 
-class BufferDescriptor(Protocol):
-    """Place of a replica, as the library describes it."""
-
-    transport_endpoint: str
-    size: int
-
-
-class MemoryReplica(Protocol):
-    """A replica in the memory of a node."""
-
-    buffer_descriptor: BufferDescriptor
-
-
-class Replica(Protocol):
-    """One replica of an object, as the master knows it."""
-
-    def is_memory_replica(self) -> bool:
-        """Return whether it lies in memory, and not on a disk."""
-        ...
-
-    def get_memory_descriptor(self) -> MemoryReplica:
-        """Return where."""
-        ...
-
-
-class PutConfig(Protocol):
-    """Settings of a put: replicas, pinning, groups."""
-
-    replica_num: int
-    with_hard_pin: bool
-    preferred_segment: str
-    """A node by its address; another is taken, and nothing said, where that one is not there or full."""
-    group_ids: list[str]
-    """One for each object of the call: what has one group is evicted together."""
-
-
-class NativeStore(Protocol):
-    """The methods of ``mooncake.store.MooncakeDistributedStore`` that we use. Codes stand in the order of the keys."""
-
-    def setup(
-        self, host: str, metadata: str, segment: int, buffer: int, protocol: str, devices: str, master: str
-    ) -> int:
-        """Connect. Holds the interpreter's lock until it is done."""
-        ...
-
-    def register_buffer(self, pointer: int, size: int) -> int:
-        """Make memory known to the transport."""
-        ...
-
-    def unregister_buffer(self, pointer: int) -> int:
-        """Make memory unknown to the transport."""
-        ...
-
-    def batch_is_exist(self, keys: list[str]) -> list[int]:
-        """Return 1, 0 or a code for each; those that exist are leased."""
-        ...
-
-    def batch_get_replica_desc(self, keys: list[str]) -> dict[str, list[Replica]]:
-        """Return the replicas of each that exists; they are leased, and each that does not is logged."""
-        ...
-
-    def batch_put_from(self, keys: list[str], pointers: list[int], sizes: list[int], config: PutConfig) -> list[int]:
-        """Store; 0 for a key that exists or is reserved, too."""
-        ...
-
-    def batch_put_from_multi_buffers(
-        self, keys: list[str], pointers: list[list[int]], sizes: list[list[int]], config: PutConfig
-    ) -> list[int]:
-        """Store objects that lie in several buffers."""
-        ...
-
-    def batch_get_into(self, keys: list[str], pointers: list[int], sizes: list[int]) -> list[int]:
-        """Read; bytes read or a code for each."""
-        ...
-
-    def batch_get_into_multi_buffers(
-        self, keys: list[str], pointers: list[list[int]], sizes: list[list[int]]
-    ) -> list[int]:
-        """Read into several buffers an object."""
-        ...
-
-    def batch_remove(self, keys: list[str], force: bool) -> list[int]:
-        """Remove; with ``force`` what is leased, too."""
-        ...
-
-
-def load_store() -> NativeStore:
+def load_store() -> "MooncakeDistributedStore":
     """Load the library and make a client, not connected yet; raise ConfigError as ``usable_wheel``."""
-    return cast("NativeStore", _class_in_library("MooncakeDistributedStore")())
+    return cast("MooncakeDistributedStore", _class_in_library("MooncakeDistributedStore")())
 
 
-def new_put_config() -> PutConfig:
+def new_put_config() -> "ReplicateConfig":
     """Make the configuration that says how to store: one replica, nothing pinned."""
-    return cast("PutConfig", _class_in_library("ReplicateConfig")())
+    return cast("ReplicateConfig", _class_in_library("ReplicateConfig")())
 
 
 def missing_packages(load: Callable[[str], object] = ctypes.CDLL) -> list[str]:

@@ -99,13 +99,12 @@ class MooncakeStorage(Store):
             if not names:
                 return []
             locations = self._client.locate(names[::-1])
-            absent = self._client.locations.absent(names)
             is_up = {endpoint: self._client.endpoints.is_up(endpoint) for endpoint, _ in set(locations.values())}
             return [
                 Answer.MISS
                 if name not in locations
                 else Answer.HIT
-                if name not in absent and is_up[locations[name].endpoint]
+                if is_up[locations[name].endpoint]
                 else Answer.UNAVAILABLE
                 for name in names
             ]
@@ -304,9 +303,6 @@ def _name_of(identity: bytes) -> str:
     return f"{identity.hex()}/{MANIFEST_NAME}"
 
 
-PUTS = "puts"
-"""Stands for the node that the next put goes to: the master chooses it, and does not say which."""
-
 FULL_PAUSES_S = (0.01, 0.04)
 """A full cluster evicts in the background: so long it is given, once a call, before what has no room is declined."""
 
@@ -356,20 +352,18 @@ class MooncakeIo:
         declined: set[str] = set()
         node = self._client.choice.node()
         for batch, put in [(batch, self._put(batch, node, grouped=grouped)) for batch in batches(objects)]:
-            if not endpoints.is_up(PUTS):
+            if not endpoints.is_up(node):
                 break
-            with endpoints.asking(PUTS):
+            with endpoints.asking(node):
                 codes = put()
             if any(codes):
                 codes = self._put_again(batch, codes, pauses, grouped=grouped)
-                if ResultCode.TRANSFER_FAILED in codes:
-                    self._client.choice.avoid(node)
                 accepted += [item for item, code in zip(batch, codes, strict=True) if not code]
                 declined |= {item.name for item, code in zip(batch, codes, strict=True) if code in _NO_ROOM}
-                self._judge_put(set(codes) - {0})
+                self._judge_put(node, set(codes) - {0})
             else:
                 accepted += batch
-                endpoints.succeeded(PUTS)
+                endpoints.succeeded(node)
         return accepted, declined
 
     def _put_again(
@@ -384,11 +378,11 @@ class MooncakeIo:
                 codes[at] = code
         return codes
 
-    def _judge_put(self, failed: set[int]) -> None:
+    def _judge_put(self, node: str, failed: set[int]) -> None:
         if ResultCode.TRANSFER_FAILED in failed:
-            self._client.endpoints.failed(PUTS)
+            self._client.endpoints.failed(node)
         else:
-            self._client.endpoints.succeeded(PUTS)
+            self._client.endpoints.succeeded(node)
         strange = failed - _NO_ROOM - {ResultCode.TRANSFER_FAILED}
         if strange:
             raise StorageError(f"Mooncake refused a put (codes {sorted(strange)})", retryable=False)
@@ -422,7 +416,6 @@ class MooncakeIo:
         client = self._client
         names = [item.name for item in objects]
         known = client.locations.find(names)
-        unreadable = client.locations.absent(names)
         out: set[str] = set()
         foreign: list[str] = []
         unsure = [item for item in objects if item.name not in known or not _fits(item, known[item.name])]
@@ -439,8 +432,6 @@ class MooncakeIo:
                 answers[item.number] = Answer.FLAWED
             elif item.name in out:
                 answers[item.number] = Answer.MISS
-            elif item.name in unreadable:
-                answers[item.number] = Answer.UNAVAILABLE
         return [(item, known[item.name].endpoint) for item in objects if item.number not in answers]
 
     def _read(self, batch: Sequence[ObjectBuffers], get: NativeCall, endpoint: str) -> dict[int, Answer]:
@@ -454,7 +445,6 @@ class MooncakeIo:
         missed = [(item, code) for item, code in read if not answers[item.number]]
         client.locations.forget([item.name for item, _ in missed])
         failed = {code for _, code in missed}
-        client.locations.make_absent(item.name for item, code in missed if code in _UNREADABLE)
         if ResultCode.TRANSFER_FAILED in failed:
             client.endpoints.failed(endpoint)
         damaged = [item.name for item, code in missed if code == ResultCode.CHECKSUM_MISMATCH]

@@ -18,8 +18,6 @@ from unified_cache.storage_backends.mooncake.client import (
     batches,
 )
 from unified_cache.storage_backends.mooncake.endpoints import (
-    ABSENT_S,
-    AVOIDED_S,
     FORGET_S,
     LISTING_FRESH_S,
     LISTING_PAUSE_S,
@@ -154,17 +152,6 @@ def test_a_place_is_known_while_it_is_fresh_and_until_it_is_forgotten() -> None:
     assert locations.find(["a"]) == {}
 
 
-def test_what_cannot_be_read_is_absent_for_a_while_or_until_it_is_put_again() -> None:
-    clock = ManualClock()
-    locations = LocationCache(clock)
-    locations.make_absent(["a", "b"])
-    assert locations.absent(["a", "b", "c"]) == {"a", "b"}
-    locations.forget(["b"])
-    assert locations.absent(["a", "b"]) == {"a"}
-    clock.sleep(ABSENT_S)
-    assert locations.absent(["a"]) == set()
-
-
 def test_places_are_bounded_and_the_oldest_go() -> None:
     locations = LocationCache(ManualClock())
     locations.learn((f"{number}", ReplicaLocation("node", 1)) for number in range(LOCATIONS_MAX + 1))
@@ -224,7 +211,7 @@ class NodeLister:
 @pytest.mark.parametrize("every", [1, 2, 3])
 def test_one_node_is_put_on_for_a_while_and_all_alike_in_the_end(every: int) -> None:
     clock, lister = ManualClock(), NodeLister("c", "a", "b")
-    choice = NodeChoice(lister, clock, seed=1)
+    choice = NodeChoice(lister, Endpoints(clock), clock, seed=1)
     chosen: Counter[str] = Counter()
     for _ in range(300):
         (node,) = {choice.node() for _ in range(3)}
@@ -236,29 +223,27 @@ def test_one_node_is_put_on_for_a_while_and_all_alike_in_the_end(every: int) -> 
 
 def test_processes_put_on_different_nodes_at_one_time() -> None:
     clock = ManualClock()
-    assert {NodeChoice(NodeLister("a", "b"), clock).node() for _ in range(64)} == {"a", "b"}
+    assert {NodeChoice(NodeLister("a", "b"), Endpoints(clock), clock).node() for _ in range(64)} == {"a", "b"}
 
 
-def test_a_node_on_which_a_put_failed_is_not_chosen_for_a_while() -> None:
+def test_a_node_on_which_a_put_failed_is_not_chosen_while_it_rests() -> None:
     clock = ManualClock()
-    choice = NodeChoice(NodeLister("a", "b"), clock, seed=0)
-    choice.avoid("a")
-    while clock.now_s < AVOIDED_S:
-        assert choice.node() == "b"
-        clock.now_s += STAY_S
+    endpoints = Endpoints(clock)
+    choice = NodeChoice(NodeLister("a", "b"), endpoints, clock, seed=0)
+    endpoints.failed("a")
+    assert choice.node() == "b"
+    endpoints.failed("b")
+    assert choice.node() == NodeChoice(frozenset, endpoints, clock).node() == "", "the master is to choose"
     again = set()
     for _ in range(20):
-        again.add(choice.node())
         clock.now_s += STAY_S
+        again.add(choice.node())
     assert again == {"a", "b"}
-    choice.avoid("a")
-    choice.avoid("b")
-    assert choice.node() == NodeChoice(frozenset, clock).node() == "", "the master is to choose"
 
 
 def test_nodes_that_come_and_go_are_noticed_and_a_master_that_lists_none_is_seldom_asked() -> None:
     clock, lister = ManualClock(), NodeLister("a")
-    choice = NodeChoice(lister, clock)
+    choice = NodeChoice(lister, Endpoints(clock), clock)
     assert choice.node() == "a"
     lister.nodes = frozenset({"b"})
     assert choice.node() == "a"
