@@ -164,7 +164,7 @@ TRANSFERS_MUTANTS = [
     Mutant(
         "pages are marked as fetched for ever",
         "controller/prefetch.py",
-        "del fetched[key]",
+        "del fetched[keys[page]]",
         "pass",
     ),
     Mutant(
@@ -268,8 +268,8 @@ TRANSFERS_MUTANTS = [
     Mutant(
         "pages that a prefetch did not ask for count as lost",
         "controller/prefetch.py",
-        "pages[tried & ~arrived]",
-        "pages[~arrived]",
+        "lost[missed] = True",
+        "lost[int(pages[0]) if len(pages) else len(lost) :] = True",
         tests=("tests/unit/core/test_prefetch.py",),
     ),
     Mutant(

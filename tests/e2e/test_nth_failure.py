@@ -370,8 +370,8 @@ def test_an_allocation_that_finds_no_room(history: History, memory_path: Path, m
     def flaky(self: Ledger, tier: Tier, component: int, count: int) -> Slots | None:
         return None if allocations.fires() else allocate(self, tier, component, count)
 
-    def flaky_pages(self: Ledger, masks: Sequence[Pages], *, may_wait: bool) -> list[Slots] | None:
-        return None if allocations.fires() else allocate_pages(self, masks, may_wait=may_wait)
+    def flaky_pages(self: Ledger, masks: Sequence[Pages]) -> list[Slots] | None:
+        return None if allocations.fires() else allocate_pages(self, masks)
 
     monkeypatch.setattr(Ledger, "allocate", flaky)
     monkeypatch.setattr(Ledger, "allocate_pages", flaky_pages)

@@ -24,7 +24,7 @@ from unified_cache.controller import (
 from unified_cache.controller.backup import Backups
 from unified_cache.controller.backup_scheduler import BackupScheduler
 from unified_cache.controller.duplicates import DuplicateCheck
-from unified_cache.controller.ledger import Ledger, WriteBack
+from unified_cache.controller.ledger import Ledger
 from unified_cache.controller.memory import PageMemory
 from unified_cache.controller.operation import TrafficCounts
 from unified_cache.controller.prefetch import Loads, Prefetches
@@ -74,7 +74,7 @@ class RequestCalls:
         self._arrival: StoreArrival | None = None
         """Of a store that was away when the cache opened."""
         capacity = (config.device_pages, config.host_pages)
-        self._ledger = Ledger(layout, capacity, config.eviction, self._write_back)
+        self._ledger = Ledger(layout, capacity, config.eviction)
         self.changes = self._ledger.changes
         """Pages that enter and leave the tiers, for one watcher: a publisher of KV events."""
         self._ranks = ranks
@@ -85,6 +85,8 @@ class RequestCalls:
         self._prefetches = Prefetches(self._ledger, memory, prefetch_max, ranks, self._traffic, clock)
         self._backups = Backups(self._ledger, memory, identity.owners(layout), ranks, self._traffic)
         self._scheduler = BackupScheduler(config, self._backups, self._controller, ranks, clock)
+        if self._scheduler.writes_inserted:
+            self._ledger.evict_to_host = self._backups.evict_to_host
         self._duplicates = DuplicateCheck(layout, memory, config.duplicates_every)
         self._locks: set[Lock] = set()
         self.dropped: deque[Callable[[], None]] = deque()
@@ -208,21 +210,20 @@ class RequestCalls:
         self.layout.check_component(component)
         return self._ledger.available_pages(Tier.DEVICE, component)
 
-    def allocate(self, masks: Sequence[Pages], *, may_wait: bool = True) -> list[Slots] | None:
+    def allocate(self, masks: Sequence[Pages]) -> list[Slots] | None:
         """Hand out device slots for pages to be computed, evicting what is short; None if pins leave too little.
 
         ``masks`` has an array per component, True for each page that gets a slot. Returns an array per component with
         an entry per page, -1 where it gets none: what ``insert`` takes. Until then, or until ``free``, they are the
         caller's.
 
-        With write-back and write-through it waits until what it evicts has been copied to the host. Where it should not
-        (``may_wait``), it evicts first what the host has, however recent, and waits only if that is not enough.
+        With write-back and write-through it waits until what it evicts has been copied to the host.
 
         Raises:
             InputError: not an array for each component, of one length, the first all True.
         """
         self._enter()
-        return self._ledger.allocate_pages(masks, may_wait=may_wait)
+        return self._ledger.allocate_pages(masks)
 
     def free(self, pages: Sequence[Slots]) -> None:
         """Free slots from ``allocate`` or ``fork`` that ``insert`` did not take.
@@ -466,10 +467,6 @@ class RequestCalls:
             raise OwnerThreadError("a cache may be called only from the thread that opened it")
         if self._closed:
             raise ClosedError("the cache is closed")
-
-    def _write_back(self) -> WriteBack | None:
-        """Return the write-back on eviction, if the write policy backs up every page."""
-        return self._backups if self._scheduler.writes_inserted else None
 
     def _count(self) -> Stats:
         storage = self._storage

@@ -5,7 +5,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol, TypeGuard
@@ -14,7 +14,6 @@ import numpy as np
 
 from unified_cache.controller.operation import (
     Job,
-    JobQueue,
     NotStarted,
     Operation,
     OperationState,
@@ -78,8 +77,7 @@ def failure_of(job: Job, error: BaseException) -> CacheError:
     if isinstance(error, CacheError):
         return error
     reason = f"{type(error).__name__} in a transfer: {error}"
-    in_storage = job.queue is JobQueue.STORAGE
-    failure: CacheError = StorageError(reason, retryable=False) if in_storage else CopyError(reason)
+    failure: CacheError = StorageError(reason, retryable=False) if job.uses_storage else CopyError(reason)
     failure.__cause__ = error
     return failure
 
@@ -129,18 +127,21 @@ class ThreadWorkers:
     place of its own. What a request waits for goes first, and finds a thread that no backup and no clear is on.
     """
 
-    __slots__ = ("_finished", "_has_finished", "_threads")
+    __slots__ = ("_copying", "_finished", "_has_finished", "_storing")
 
-    def __init__(self, threads: Mapping[JobQueue, CallThreads]) -> None:
-        self._threads = threads
+    def __init__(self, copying: CallThreads, storing: CallThreads) -> None:
+        self._copying = copying
+        self._storing = storing
         self._finished: deque[Finished] = deque()
         self._has_finished = threading.Event()
 
     @classmethod
     def start(cls, *, copy: int = 2, storage: int = 2) -> "ThreadWorkers":
         """Start ``copy`` threads for copies, so that a load runs beside a backup, and ``storage`` for storage."""
-        counts = {JobQueue.COPY: copy, JobQueue.STORAGE: storage}
-        return cls({kind: CallThreads(kind.value, n, deferrable_max=max(1, n - 1)) for kind, n in counts.items()})
+        return cls(
+            CallThreads("copy", copy, deferrable_max=max(1, copy - 1)),
+            CallThreads("storage", storage, deferrable_max=max(1, storage - 1)),
+        )
 
     def submit(self, operation: Operation, job: Job) -> None:
         """Queue ``job`` for the threads of its kind."""
@@ -155,7 +156,8 @@ class ThreadWorkers:
             self._finished.append((operation, None if error is None else failure_of(job, error)))
             self._has_finished.set()
 
-        self._threads[job.queue].submit(turn, finish, is_urgent=job.is_urgent)
+        threads = self._storing if job.uses_storage else self._copying
+        threads.submit(turn, finish, is_urgent=job.is_urgent)
 
     def finished(self, timeout_s: float) -> Generator[Finished, None, None]:
         """Yield all jobs that ended since the last call; wait for the first one at most ``timeout_s``.
@@ -166,8 +168,8 @@ class ThreadWorkers:
         wait_s = min(timeout_s, LOOK_S)
         if not self._finished and wait_s > 0:
             self._has_finished.wait(wait_s)
-        for threads in self._threads.values():
-            threads.give_up_late()
+        self._copying.give_up_late()
+        self._storing.give_up_late()
         while self._finished:
             yield self._finished[0]
             self._finished.popleft()
@@ -175,9 +177,9 @@ class ThreadWorkers:
     def close(self, timeout_s: float) -> list[str]:
         """Finish queued jobs and stop the threads; name those that did not stop within ``timeout_s``, all together."""
         until_s = time.monotonic() + timeout_s
-        for threads in self._threads.values():
+        for threads in (self._copying, self._storing):
             threads.close(0)
-        return [name for each in self._threads.values() for name in each.close(until_s - time.monotonic())]
+        return [name for each in (self._copying, self._storing) for name in each.close(until_s - time.monotonic())]
 
 
 logger = logging.getLogger(__name__)

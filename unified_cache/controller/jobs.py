@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from unified_cache.controller.copies.gpu import Copied
 from unified_cache.controller.memory import PageMemory
-from unified_cache.controller.operation import JobQueue, Operation
+from unified_cache.controller.operation import Operation
 from unified_cache.controller.storage_tier import ListedObject, PoolOrder, StorageTier, whole_pages
 from unified_cache.core.errors import CopyError, InputError, StorageError, WaitTimeoutError
 from unified_cache.core.page import Prompt
@@ -135,7 +135,7 @@ class LayerwiseLoad:
 class BackupJob:
     """Copy pages device to host, KV before sidecars, and seal each as soon as its pool is complete."""
 
-    queue = JobQueue.COPY
+    uses_storage = False
 
     def __init__(
         self,
@@ -175,7 +175,7 @@ class BackupJob:
 class LoadJob:
     """Copy pages host to device layer by layer, all pools side by side by relative depth; KV before sidecars."""
 
-    queue = JobQueue.COPY
+    uses_storage = False
     is_urgent = True
 
     def __init__(self, memory: PageMemory, layout: ModelLayout, parts: Sequence[PageCopies]) -> None:
@@ -278,7 +278,7 @@ class CallSizes:
 class BatchedJob:
     """A job that writes objects of a transfer's parts in some pools to storage, or reads them, batch by batch."""
 
-    queue = JobQueue.STORAGE
+    uses_storage = True
 
     def __init__(
         self,
@@ -399,7 +399,7 @@ class StoreJob(BatchedJob):
 class ClearJob:
     """Remove from storage whatever lies there under the identities that this rank stores for."""
 
-    queue = JobQueue.STORAGE
+    uses_storage = True
     is_urgent = False
 
     def __init__(self, storage: StorageTier) -> None:
@@ -424,7 +424,7 @@ class ClearJob:
 class ProbeJob:
     """Ask storage which pages it has, all components and pools in one call."""
 
-    queue = JobQueue.STORAGE
+    uses_storage = True
     is_urgent = True
 
     def __init__(

@@ -6,7 +6,6 @@ allocates a slot.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import Protocol
 
 import numpy as np
 
@@ -29,14 +28,6 @@ FROM_HOST, FROM_STORAGE = 1, 2
 """Marks of slots whose pages were brought from there for a request that has not used them yet."""
 
 
-class WriteBack(Protocol):
-    """Write-back on eviction: copies pages to the host before the device evicts them."""
-
-    def evict_to_host(self, prompt: Prompt) -> None:
-        """Copy the pages that a prompt needs, before it returns, as far as the host has room for them."""
-        ...
-
-
 class Ledger:
     """Tree and allocators of one cache. Every slot is free, in the tree, or *out*: with a request or an operation."""
 
@@ -45,8 +36,8 @@ class Ledger:
         "_brought",
         "_evicted_pages",
         "_has_brought",
-        "_write_back",
         "changes",
+        "evict_to_host",
         "layout",
         "paired",
         "stored",
@@ -60,11 +51,8 @@ class Ledger:
         layout: ModelLayout,
         capacity: Sequence[Sequence[int]],
         eviction: EvictionConfig = EvictionConfig(),
-        write_back: Callable[[], WriteBack | None] = lambda: None,
     ) -> None:
         """Take ``capacity[tier][component]`` pages.
-
-        ``write_back`` copies pages that the device evicts and the host lacks to the host; None drops them.
 
         Raises:
             ConfigError: not one capacity per component.
@@ -85,7 +73,8 @@ class Ledger:
         self.changes = PageChanges(self.tree, self.stored)
         self.transfers: set[Transfer] = set()
         """Transfers under way, for ``check``."""
-        self._write_back = write_back
+        self.evict_to_host: Callable[[Prompt], None] | None = None
+        """Copies what the device evicts of a prompt and the host lacks to the host; None where that is dropped."""
         self._evicted_pages = [[0 for _ in tier] for tier in capacity]
         device = self._allocators[Tier.DEVICE]
         self.paired = None if layout.mapped is None else PairedAllocator(device[0], device[layout.mapped])
@@ -135,23 +124,19 @@ class Ledger:
         slots = self.allocate_all(tier, [(component, count)])
         return None if slots is None else slots[0]
 
-    def allocate_all(
-        self, tier: Tier, counts: Sequence[tuple[int, int]], *, may_wait: bool = False
-    ) -> list[Slots] | None:
+    def allocate_all(self, tier: Tier, counts: Sequence[tuple[int, int]]) -> list[Slots] | None:
         """Hand out slots for all of these (component, count), or, if pins leave too little, for none and None.
 
-        Where the device saves what it evicts, that waits for a copy; see ``UnifiedCache.allocate`` for ``may_wait``.
-        Nothing is evicted where one of them cannot have enough. All are made room for before any is handed out: what
-        is evicted follows from the tree and the counts alone, so that equal trees stay equal even where an allocator
-        declines on one rank of several.
+        Where the device saves what it evicts, that waits for a copy. Nothing is evicted where one of them cannot have
+        enough. All are made room for before any is handed out: what is evicted follows from the tree and the counts
+        alone, so that equal trees stay equal even where an allocator declines on one rank of several.
         """
         for component, count in counts:
             if count > self.available_pages(tier, component):
                 return None
-        write_back = self._write_back() if tier is Tier.DEVICE else None
-        if write_back is not None:
+        if tier is Tier.DEVICE and self.evict_to_host is not None:
             for component, count in counts:
-                self._make_room_writing_back(write_back, component, count, may_wait=may_wait)
+                self._make_room_writing_back(self.evict_to_host, component, count)
         allocators = self._allocators[tier]
         for component, count in counts:
             short = count - allocators[component].free_count
@@ -169,11 +154,11 @@ class Ledger:
             (self.stored if tier is Tier.HOST else self.stored_device).forget(component, slots)
         return allocated
 
-    def allocate_pages(self, masks: Sequence[Pages], *, may_wait: bool = True) -> list[Slots] | None:
+    def allocate_pages(self, masks: Sequence[Pages]) -> list[Slots] | None:
         """Hand out device slots by component and page, see ``UnifiedCache.allocate``; mapped slots are mapped."""
         self.layout.check_masks(masks)
         counts = [int(np.count_nonzero(pages)) for pages in masks]
-        allocated = self.allocate_all(Tier.DEVICE, list(enumerate(counts)), may_wait=may_wait)
+        allocated = self.allocate_all(Tier.DEVICE, list(enumerate(counts)))
         if allocated is None:
             return None
         pages: list[Slots] = []
@@ -186,29 +171,19 @@ class Ledger:
             self.paired.map.bind(pages[0][with_peer], pages[self.layout.mapped][with_peer])
         return pages
 
-    def _make_room_writing_back(self, write_back: WriteBack, component: int, count: int, *, may_wait: bool) -> None:
+    def _make_room_writing_back(self, evict_to_host: Callable[[Prompt], None], component: int, count: int) -> None:
         """Evict what is short of ``count`` free device slots, after the host has what it lacks of it."""
         allocator = self._allocators[Tier.DEVICE][component]
-        passed_over: list[Victim] = []
         saved: set[Victim] = set()
         while (short := count - allocator.free_count) > 0:
             victim = Victim.next(self.tree, Tier.DEVICE, component)
-            if victim is None and not passed_over:
-                return
             if victim is None:
-                may_wait = True
-                while passed_over:
-                    passed_over.pop().offer()
-            elif victim in saved or not victim.would_lose(short, with_superseded=self.has_spare_windows()):
+                return
+            if victim in saved or not victim.would_lose(short, with_superseded=self.has_spare_windows()):
                 self._take_evicted(victim.evict(short))
-            elif may_wait:
-                write_back.evict_to_host(victim.prompt())
-                saved.add(victim)
             else:
-                victim.pass_over()
-                passed_over.append(victim)
-        for victim in passed_over:
-            victim.offer()
+                evict_to_host(victim.prompt())
+                saved.add(victim)
 
     def _take_evicted(self, freed: Freed) -> None:
         if self.changes.is_watched:

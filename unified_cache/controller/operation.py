@@ -152,19 +152,12 @@ class TrafficCounts:
         }
 
 
-class JobQueue(Enum):
-    """Kind of workers that run a job: a store that hangs must not hold up copies."""
-
-    COPY = "copy"
-    STORAGE = "storage"
-
-
 class Job(Protocol):
     """Bytes to move, on a worker's thread. Results are attributes, read after the ``yield``."""
 
     @property
-    def queue(self) -> JobQueue:
-        """Which workers run it."""
+    def uses_storage(self) -> bool:
+        """Whether it calls the store: one that hangs must not hold up copies, which have threads of their own."""
         ...
 
     @property

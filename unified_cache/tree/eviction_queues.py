@@ -220,14 +220,6 @@ class EvictionQueues:
         superseded = self._first_superseded(tier_component)
         return pages if superseded is None or superseded[0] is not node else min(pages, superseded[1])
 
-    def pass_over(self, node: Node, tier_component: int) -> None:
-        """Take the next victim of ``tier_component`` out of its queue, until it is offered again."""
-        if self._first_superseded(tier_component) is not None:
-            self._superseded[tier_component].popleft()
-            return
-        assert self._queues[tier_component][0][3] is node
-        self._pop(tier_component)
-
     def _pop(self, tier_component: int) -> None:
         node = heappop(self._queues[tier_component])[3]
         node.queued ^= 1 << tier_component

@@ -28,14 +28,6 @@ class Victim(NamedTuple):
         self.tree.evict_from(self.node, self.tier_component, pages, freed)
         return freed
 
-    def pass_over(self) -> None:
-        """Skip this victim until it is offered again."""
-        self.tree.queues.pass_over(self.node, self.tier_component)
-
-    def offer(self) -> None:
-        """Put a victim that was passed over back in its place."""
-        self.tree.queues.offer(self.node, self.tier_component)
-
     def would_lose(self, pages: int, *, with_superseded: bool) -> bool:
         """Return whether evicting up to ``pages`` takes any page that the other tier lacks.
 

@@ -197,29 +197,6 @@ def test_what_is_evicted_on_call_is_lost() -> None:
     assert [resumable(toy, prompt) for prompt in prompts] == [0, 4, 4, 4]
 
 
-def filled_with_clean_and_dirty(toy: ToyEngine) -> tuple[Prompt, Prompt]:
-    """Fill the device: the older half lies there alone, the newer one on the host too."""
-    dirty = serve(toy, 6)
-    clean = serve(toy, 6, first=1000)
-    over(toy.cache, toy.cache.backup(clean))
-    assert toy.cache.stats().traffic[TransferKind.BACKUP].component_pages[0] == 6
-    return dirty, clean
-
-
-@pytest.mark.parametrize("may_wait", [True, False])
-def test_an_allocation_that_should_not_wait_evicts_first_what_the_host_has(may_wait: bool) -> None:
-    toy = writing(WritePolicy.BACK, dirty_share=1.0)
-    dirty, clean = filled_with_clean_and_dirty(toy)
-    masks = toy.cache.pages_to_allocate(0, 4, [4])
-    slots = present(toy.cache.allocate(masks, may_wait=may_wait))
-    copied = toy.cache.stats().traffic[TransferKind.BACKUP].component_pages[0] - 6
-    tree = toy.cache._ledger.tree
-    ends = [tree.match(prompt).full_end(Tier.DEVICE) for prompt in (dirty, clean)]
-    assert (copied, ends) == ((6, [2, 6]) if may_wait else (0, [6, 2]))
-    toy.cache.free(slots)
-    toy.cache.check()
-
-
 def test_a_page_written_back_when_it_is_evicted_keeps_its_picture() -> None:
     toy = writing(WritePolicy.BACK, dirty_share=1.0)
     cat, dog = (toy.cache.prompt([7] * (4 * PAGE), media=[MediaItem(PAGE, 1, name)]) for name in ("cat", "dog"))
@@ -229,28 +206,6 @@ def test_a_page_written_back_when_it_is_evicted_keeps_its_picture() -> None:
     assert [toy.cache.match(prompt).host_end for prompt in (cat, dog)] == [4, 0], "no window is kept before the picture"
     over(toy.cache, toy.cache.load(cat))
     assert toy.read_back(cat) == 4
-
-
-def test_an_allocation_that_should_not_wait_waits_where_nothing_else_is_left() -> None:
-    toy = writing(WritePolicy.BACK, dirty_share=1.0)
-    dirty, clean = filled_with_clean_and_dirty(toy)
-    slots = present(toy.cache.allocate(toy.cache.pages_to_allocate(0, 12, [12]), may_wait=False))
-    toy.cache.free(slots)
-    assert [resumable(toy, prompt) for prompt in (dirty, clean)] == [6, 6]
-
-
-def test_a_load_evicts_first_what_the_host_has() -> None:
-    toy = writing(WritePolicy.BACK, dirty_share=1.0)
-    cache = toy.cache
-    wanted = serve(toy, 4)
-    over(cache, cache.backup(wanted))
-    cache._ledger._take_back(cache._ledger.tree.evict(Tier.DEVICE, 0, 4))
-    older = serve(toy, 4, first=1000)
-    clean = serve(toy, 4, first=2000)
-    over(cache, cache.backup(clean))
-    newer = serve(toy, 4, first=3000)
-    over(cache, cache.load(wanted))
-    assert [cache.match(prompt).device_end for prompt in (wanted, older, clean, newer)] == [4, 4, 0, 4]
 
 
 def test_a_page_that_cannot_be_copied_is_lost_and_the_allocation_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import prod
 from threading import Lock
 from types import ModuleType
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -83,24 +83,23 @@ ComputeStreams = Callable[[], Sequence[torch.cuda.Stream]]
 """Return the streams that an engine computes on; one at least."""
 
 
-class Copied(Protocol):
+class Copied:
     """End of a copy within the ordered work of a device."""
+
+    __slots__ = ("_end",)
+
+    def __init__(self, end: tuple[torch.device, torch.cuda.Event] | None = None) -> None:
+        """Take the device and the event that marks the end; None for a copy that is complete when its call returns."""
+        self._end = end
 
     def wait(self) -> None:
         """Make the device run whatever the calling thread submits from now on after the copy. Does not block."""
-        ...
+        if self._end is not None:
+            device, event = self._end
+            torch.cuda.current_stream(device).wait_event(event)  # whatever the thread's current device is
 
 
-class _AtOnce:
-    """End of a copy that is complete when its call returns."""
-
-    __slots__ = ()
-
-    def wait(self) -> None:
-        """Return at once: the copy is complete."""
-
-
-AT_ONCE: Copied = _AtOnce()
+AT_ONCE = Copied()
 """The end of every copy in host memory."""
 
 
@@ -247,21 +246,7 @@ class GpuCopies(ABC):
         return torch.from_numpy(np.stack(slots).astype(np.int64)).pin_memory().to(self._device, non_blocking=True)
 
     def _end(self) -> Copied:
-        return _CopyEnd(self._device, event_on(self._stream))
-
-
-class _CopyEnd:
-    """End of a copy on the stream of a GPU."""
-
-    __slots__ = ("_device", "_event")
-
-    def __init__(self, device: torch.device, event: torch.cuda.Event) -> None:
-        self._device = device
-        self._event = event
-
-    def wait(self) -> None:
-        """See ``Copied.wait``; whatever the calling thread's current device is."""
-        torch.cuda.current_stream(self._device).wait_event(self._event)
+        return Copied((self._device, event_on(self._stream)))
 
 
 class StagedCopies(GpuCopies):
