@@ -52,7 +52,7 @@ LATE_S = 0.85
 """For copies, and a machine that wakes a thread late: less than a second deadline."""
 CHAIN = 100
 """Pages of a chain that a look-up asks for in several calls."""
-CLIENT = "timeout_s=0.2&retries=1"
+CLIENT = "timeout_s=0.2"
 """A client of the service that is done with all its tries a little before the guard is."""
 POOLS = ("kv", "swa", "state")
 """Pools of an engine; SGLang's storage has each apart."""

@@ -72,7 +72,7 @@ def test_a_cache_opens_without_its_store_and_attaches_it_once_it_is_there(caplog
 
 def test_a_cache_opens_before_its_service_does() -> None:
     (port,) = free_ports(1)
-    toy = opened(f"grpc://127.0.0.1:{port}?timeout_s=1&retries=0")
+    toy = opened(f"grpc://127.0.0.1:{port}?timeout_s=1")
     assert toy.cache.stats().store is None
     server = LoopbackServer.start(MemoryStorage(), port=port)
     assert attaches(toy.cache)

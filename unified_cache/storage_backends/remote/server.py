@@ -222,11 +222,6 @@ def is_passing(error: grpc.RpcError) -> bool:
     return isinstance(error, grpc.Call) and error.code() in PASSING
 
 
-def is_unknown_call(error: BaseException | None) -> bool:
-    """Return whether the server is older than the call."""
-    return isinstance(error, grpc.Call) and error.code() is grpc.StatusCode.UNIMPLEMENTED
-
-
 def wants_hello(error: grpc.RpcError) -> bool:
     """Return whether the server does not know an identity that it once knew."""
     return isinstance(error, grpc.Call) and (REASON, REASON_HELLO) in tuple(error.trailing_metadata() or ())

@@ -1,6 +1,6 @@
 """The client of the service: one store behind one or more servers, over gRPC.
 
-    grpc://HOST:PORT[,HOST:PORT...][?timeout_s=10&channels=2&retries=1&tenant=NAME&token_file=FILE]
+    grpc://HOST:PORT[,HOST:PORT...][?timeout_s=10&channels=2&tenant=NAME&token_file=FILE]
     grpcs://...[?ca_file=FILE&cert_file=FILE&key_file=FILE&server_name=NAME]
 
 Each page belongs to one server, by rendezvous hashing over the servers' names, so that their memories add up; where
@@ -10,7 +10,6 @@ away is a miss once it is back.
 Bytes are believed as little as any store's: wrap it in ``VerifiedStorage``, as an engine does.
 """
 
-import random
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -32,7 +31,6 @@ from unified_cache.proto.wire.calls import Call, parsed
 from unified_cache.proto.wire.names import labels_in, named_runs
 from unified_cache.proto.wire.parts import decoded, parts_of
 from unified_cache.storage_backends.common.bounded_call import time_left_s
-from unified_cache.storage_backends.common.breaker import Backoff
 from unified_cache.storage_backends.common.calls import CallsInFlight
 from unified_cache.storage_backends.common.lru import page_bytes
 from unified_cache.storage_backends.protocol import (
@@ -51,7 +49,6 @@ from unified_cache.storage_backends.remote.server import (
     STREAM_BYTES_MAX,
     Server,
     is_passing,
-    is_unknown_call,
     storage_error,
     wants_hello,
 )
@@ -62,9 +59,6 @@ PAGES_PER_CALL = 4096
 
 CALLS_AHEAD = 2
 """Calls of one request under way at a time, for each server."""
-
-PAUSES = Backoff(0.05, 1.0)
-"""Before all servers are tried again, in seconds; shortened by up to a half at random."""
 
 Exchange = Generator[None, None, None]
 """One call to one server: begins it, yields, then waits for it and notes its answers.
@@ -169,8 +163,8 @@ class RemoteStorage(Store):
     Pages that no server answers for are UNAVAILABLE where others of their batch were answered; where none was, the last
     error is raised. Thread-safe.
 
-    Exists, get, put and touch are bounded: they take at most the timeout times servers and retries, or what is left to
-    the call that they are a part of. Only the thread that asked writes into pages that are got, and what reads the
+    Exists, get, put and touch are bounded: they take at most the timeout times servers, or what is left to the call
+    that they are a part of. Only the thread that asked writes into pages that are got, and what reads the
     pages of a put is stopped before that returns.
     """
 
@@ -178,33 +172,20 @@ class RemoteStorage(Store):
         self,
         options: RemoteOptions,
         servers: Sequence[Server],
-        sleep: Callable[[float], None],
-        rng: random.Random,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._servers = servers
         self._timeout_s = options.timeout_s
         self._clock = clock
         self._hash = RendezvousHash(options.servers)
-        self._tries_max = len(servers) + options.retries
-        pauses_s = sum(PAUSES.pause_s(count) for count in range(1, options.retries + 1))
-        self._call_s_max = self._tries_max * options.timeout_s + pauses_s
-        self._sleep = sleep
-        self._rng = rng
+        self._call_s_max = len(servers) * options.timeout_s
         self._manifests: dict[bytes, Manifest] = {}
         self._calls = CallsInFlight(f"the service at {','.join(options.servers)}")
 
     @classmethod
-    def open(
-        cls,
-        options: RemoteOptions,
-        clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
-    ) -> "RemoteStorage":
+    def open(cls, options: RemoteOptions, clock: Callable[[], float] = time.monotonic) -> "RemoteStorage":
         """Open connections to servers; nothing is sent before the first call. The caller closes it."""
-        servers = [Server.connect(name, options, clock) for name in options.servers]
-        # Any seed: it only keeps the pauses of several clients from falling together.
-        return cls(options, servers, sleep, random.Random(), clock)  # noqa: S311
+        return cls(options, [Server.connect(name, options, clock) for name in options.servers], clock)
 
     def capability(self) -> Capability:
         """Return the abilities of the service. Its cap is shared with others, and none of this client's own."""
@@ -287,11 +268,7 @@ class RemoteStorage(Store):
                 request = pb.TouchRequest(tenant=batch.server.tenant, runs=runs)
                 answer = batch.server.ask(Call.TOUCH, request.SerializeToString(), batch.time.timeout_s())
                 yield
-                try:
-                    answer()
-                except grpc.RpcError as error:
-                    if not is_unknown_call(error):
-                        raise
+                answer()
                 for number in batch.numbers:
                     touched[number] = Answer.HIT
 
@@ -412,14 +389,16 @@ class RemoteStorage(Store):
         exchange: Callable[[ServerBatch], Exchange],
         sizes: Sequence[int] = (),
     ) -> None:
-        """Get servers' answers for pages, of these lengths where bytes move, until there were tries enough."""
+        """Get servers' answers for pages, of these lengths where bytes move, until every server was asked.
+
+        Once more than that: one that has forgotten an identity says so, and the next try brings it.
+        """
         waiting = [number for number, answer in enumerate(answers) if answer is None]
         failed: StorageError | None = None
         time_left = RequestTime(self._clock, self._timeout_s, self._call_s_max)
-        for tries_count in range(self._tries_max):
-            if tries_count >= len(self._servers):
-                pause_s = PAUSES.pause_s(tries_count - len(self._servers) + 1)
-                self._sleep(min(pause_s * self._rng.uniform(0.5, 1.0), time_left.left_s()))
+        for tries_count in range(len(self._servers) + 1):
+            if failed is not None and not time_left.left_s():
+                break
             batches = self._batches(labels, sizes, waiting, tries_count, time_left)
             failed = self._send_round(call, batches, labels, exchange) or failed
             waiting = [number for number in waiting if answers[number] is None]
@@ -545,16 +524,8 @@ def _identities_of(server: Server) -> Iterator[Manifest]:
     """Yield the manifests of one server in the order of their digests, as clients name them."""
     after = b""
     while True:
-        try:
-            request = pb.IdentitiesRequest(tenant=server.tenant, after=after)
-            reply = server.answer(Call.IDENTITIES, request, pb.IdentitiesReply)
-        except StorageError as error:
-            if is_unknown_call(error.__cause__):
-                raise StorageError(
-                    f"{server.name} must say which identities it has, and is older than that call: update it",
-                    retryable=False,
-                ) from error
-            raise
+        request = pb.IdentitiesRequest(tenant=server.tenant, after=after)
+        reply = server.answer(Call.IDENTITIES, request, pb.IdentitiesReply)
         if not reply.manifests:
             return
         for manifest in reply.manifests:

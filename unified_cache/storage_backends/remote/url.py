@@ -31,8 +31,6 @@ class RemoteOptions:
     """Of one call to one server."""
     channels: int = 2
     """Connections to each server; calls take turns."""
-    retries: int = 1
-    """Calls tried again once every server has failed."""
 
     def __post_init__(self) -> None:
         named = f"grpc://{','.join(self.servers)}"
@@ -42,10 +40,9 @@ class RemoteOptions:
             )
         if len(set(self.servers)) != len(self.servers):
             raise ConfigError(f"each server is named once, found {without_secrets(named)}")
-        if not self.timeout_s > 0 or self.channels < 1 or self.retries < 0:
+        if not self.timeout_s > 0 or self.channels < 1:
             raise ConfigError(
-                "a service needs timeout_s > 0, channels >= 1 and retries >= 0, "
-                f"found {self.timeout_s}, {self.channels} and {self.retries}"
+                f"a service needs timeout_s > 0 and channels >= 1, found {self.timeout_s} and {self.channels}"
             )
 
 
@@ -73,7 +70,7 @@ def parse_rest(rest: str, *, secure: bool) -> RemoteOptions:
         given = dict(parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query)))
     except ValueError as error:
         raise ConfigError(f"options are NAME=VALUE joined by &, found {without_secrets(f'grpc:{rest}')!r}") from error
-    known = {"token_file", "server_name", "tenant", "timeout_s", "channels", "retries"}
+    known = {"token_file", "server_name", "tenant", "timeout_s", "channels"}
     known |= {"ca_file", "cert_file", "key_file"} if secure else set()
     unknown = given.keys() - known
     if unknown:
@@ -93,7 +90,6 @@ def parse_rest(rest: str, *, secure: bool) -> RemoteOptions:
             options,
             timeout_s=float(given.get("timeout_s", options.timeout_s)),
             channels=int(given.get("channels", options.channels)),
-            retries=int(given.get("retries", options.retries)),
         )
     except ValueError as error:
-        raise ConfigError(f"timeout_s, channels and retries are numbers: {error}") from error
+        raise ConfigError(f"timeout_s and channels are numbers: {error}") from error

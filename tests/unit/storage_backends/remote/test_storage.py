@@ -71,8 +71,8 @@ KEYS = [sha256(b"%d" % number).digest() for number in range(3000)]
 
 
 def test_a_url_says_servers_and_options() -> None:
-    options = parse_rest("//a:1,b:2?timeout_s=0.5&channels=3&retries=0&tenant=t", secure=False)
-    assert options == RemoteOptions(("a:1", "b:2"), tenant="t", timeout_s=0.5, channels=3, retries=0)
+    options = parse_rest("//a:1,b:2?timeout_s=0.5&channels=3&tenant=t", secure=False)
+    assert options == RemoteOptions(("a:1", "b:2"), tenant="t", timeout_s=0.5, channels=3)
     assert parse_rest("//a:1", secure=True).secure
 
 
@@ -88,7 +88,6 @@ def test_a_url_says_servers_and_options() -> None:
         "//a:1?timeout_s=0",
         "//a:1?timeout_s=x",
         "//a:1?channels=0",
-        "//a:1?retries=-1",
         "//a:1?ca_file=x",
         "//a:1?timeout_s",
     ],
@@ -202,19 +201,19 @@ def test_a_stream_that_is_not_what_was_asked_for_is_an_input_error(part: Chunk) 
 
 @contextmanager
 def served(
-    store: Store, timeout_s: float = 10.0, retries: int = 0, clock: Callable[[], float] = time.monotonic
+    store: Store, timeout_s: float = 10.0, clock: Callable[[], float] = time.monotonic
 ) -> Iterator[RemoteStorage]:
     """Serve a store, one page a call where the client has a clock of its own, and yield the client."""
     limits = Limits() if clock is time.monotonic else Limits(pages_max=1)
     running = LoopbackServer.start(store, limits)
-    options = RemoteOptions((running.address,), timeout_s=timeout_s, retries=retries)
+    options = RemoteOptions((running.address,), timeout_s=timeout_s)
     with closing(RemoteStorage.open(options, clock)) as storage:
         yield storage
     running.stop()
 
 
-Replaced = dict[Call, "grpc.RpcMethodHandler[bytes, bytes] | None"]
-"""Handlers by call; None is a call that the server does not know."""
+Replaced = dict[Call, "grpc.RpcMethodHandler[bytes, bytes]"]
+"""Handlers by call."""
 
 
 @contextmanager
@@ -242,15 +241,14 @@ def replaced_calls() -> Iterator[tuple[Replaced, str]]:
 
 
 class TwoServers:
-    """Two servers with one store each, and a client whose pauses nobody waits for."""
+    """Two servers with one store each, and a client."""
 
     def __init__(self) -> None:
         self.servers = [LoopbackServer.start(MemoryStorage()) for _ in range(2)]
         self.clock = ManualClock(1000.0)
-        self.pauses_s: list[float] = []
         options = RemoteOptions(tuple(running.address for running in self.servers), timeout_s=5.0)
         connected = [Server.connect(name, options, self.clock) for name in options.servers]
-        self.storage = RemoteStorage(options, connected, self.pauses_s.append, random.Random(1))
+        self.storage = RemoteStorage(options, connected)
         open_for_contract(self.storage)
 
 
@@ -278,7 +276,6 @@ def test_where_one_server_is_gone_the_other_stands_in(two: TwoServers) -> None:
     two.servers[0].stop()
     assert put(two.storage, range(40)) == [True] * 40
     assert hits(two.storage, range(40)) == [True] * 40
-    assert two.pauses_s == []
     with pytest.raises(StorageError) as caught:
         two.storage.remove([label(1)])
     assert caught.value.retryable
@@ -316,23 +313,12 @@ def test_pages_are_touched_at_their_own_servers_and_those_of_unknown_identities_
         assert held(storage, 4) == [0, 2, 3]
 
 
-def test_a_server_that_is_older_than_the_call_touches_nothing_and_serves_on() -> None:
-    with replaced_calls() as (replaced, address):
-        replaced[Call.TOUCH] = None
-        with closing(open_for_contract(RemoteStorage.open(RemoteOptions((address,))))) as storage:
-            assert put(storage, [0]) == [True]
-            storage.touch([label(0)])
-            assert held(storage, 1) == [0]
-
-
-def test_where_all_are_gone_it_is_a_retryable_error_after_a_pause(two: TwoServers) -> None:
+def test_where_all_are_gone_it_is_a_retryable_error(two: TwoServers) -> None:
     for running in two.servers:
         running.stop()
     with pytest.raises(StorageError) as caught:
         two.storage.exists([label(number) for number in range(9)])
     assert caught.value.retryable
-    assert len(two.pauses_s) == 1
-    assert 0.02 < two.pauses_s[0] < 0.06
 
 
 def test_where_calls_are_refused_all_are_over_before_the_caller_is_told(two: TwoServers) -> None:
@@ -418,7 +404,7 @@ ASKED: dict[Call, Callable[[RemoteStorage], object]] = {
 
 def outcome(ask: Callable[[RemoteStorage], object], call: Call, answer: bytes) -> object:
     with replaced_calls() as (replaced, address):
-        storage = RemoteStorage.open(RemoteOptions((address,), retries=0))
+        storage = RemoteStorage.open(RemoteOptions((address,)))
         if call is not Call.HELLO:
             open_for_contract(storage)
         if call is Call.GET:
@@ -464,7 +450,7 @@ def test_an_answer_for_other_pages_than_asked_for_is_a_failure_of_the_store(
 def test_an_answer_without_an_end_ends_no_call_late() -> None:
     with replaced_calls() as (replaced, address):
         replaced[Call.GET] = grpc.unary_stream_rpc_method_handler(lambda request, context: repeat(b""))
-        storage = open_for_contract(RemoteStorage.open(RemoteOptions((address,), timeout_s=0.3, retries=0)))
+        storage = open_for_contract(RemoteStorage.open(RemoteOptions((address,), timeout_s=0.3)))
         with pytest.raises(StorageError, match="DEADLINE_EXCEEDED"):
             storage.get([blank_page(label(0))])
         storage.close()
@@ -535,7 +521,7 @@ def test_a_put_that_was_given_up_holds_no_page_any_more(no_collection: None) -> 
 
     with replaced_calls() as (replaced, address):
         replaced[Call.PUT] = grpc.stream_unary_rpc_method_handler(ignore)
-        storage = RemoteStorage.open(RemoteOptions((address,), timeout_s=0.5, retries=0))
+        storage = RemoteStorage.open(RemoteOptions((address,), timeout_s=0.5))
         storage.register(manifest_of(MODEL, LARGE), {})
         content = WatchedBytes(LARGE_BYTES)
         alive = weakref.ref(content)
@@ -597,10 +583,10 @@ def test_a_page_is_added_to_its_checksum_as_it_lands(cuts: tuple[int, ...]) -> N
 
 
 def test_the_client_says_that_it_is_bounded() -> None:
-    with served(MemoryStorage(), timeout_s=3.0, retries=1) as storage:
+    with served(MemoryStorage(), timeout_s=3.0) as storage:
         capability = storage.capability()
     assert (capability.bounded, capability.exists_costs_io) == (True, True)
-    assert capability.call_s_max >= 2 * 3.0
+    assert capability.call_s_max == 3.0
 
 
 # A server that takes connections and never answers: the client fails over, and the guard gives it the time to
@@ -659,7 +645,7 @@ def test_a_cache_opens_over_two_servers_of_which_one_is_silent(addresses: tuple[
 
 
 def test_the_guard_waits_as_long_as_the_client_says_that_a_call_may_take(addresses: tuple[str, str]) -> None:
-    storage = RemoteStorage.open(RemoteOptions(addresses, timeout_s=TIMEOUT_S, retries=0))
+    storage = RemoteStorage.open(RemoteOptions(addresses, timeout_s=TIMEOUT_S))
     capability = storage.capability()
     assert capability.call_s_max == 2 * TIMEOUT_S
     guard = StorageGuard(storage, capability, GUARD)
