@@ -11,11 +11,11 @@ import torch
 
 from tests.support.cache import ToyEngine, toy_layout
 from tests.support.components import toy_components
-from tests.support.operations import over, present, serve, tokens
+from tests.support.operations import configured, over, present, serve, tokens
 from unified_cache.cache.cache import UnifiedCache
 from unified_cache.controller import InlineWorkers, OperationState, TransferKind
 from unified_cache.controller.memory import DevicePool
-from unified_cache.core.config import CacheConfig
+from unified_cache.core.config import CacheConfig, GuardConfig
 from unified_cache.core.errors import (
     ClosedError,
     ConfigError,
@@ -105,7 +105,8 @@ class SaysTrue(MemoryStorage):
 
 
 def test_a_store_that_answers_what_no_store_may_fails_the_operation_and_is_named() -> None:
-    toy = engine(device=4, host=4, storage=SaysTrue())
+    toy = engine(device=4, host=4)
+    configured(toy, guard=GuardConfig()).attach(SaysTrue())
     prompt = toy.cache.prompt(tokens(4))
     serve(toy, 4)
     over(toy.cache, toy.cache.backup(prompt))
@@ -115,7 +116,7 @@ def test_a_store_that_answers_what_no_store_may_fails_the_operation_and_is_named
     assert prefetch
     assert prefetch.state is OperationState.FAILED
     assert isinstance(prefetch.error, StorageError)
-    assert re.search(r"SaysTrue\.exists must return a list of \d+ answers.* found True", str(prefetch.error))
+    assert re.search(r"SaysTrue\.exists must return a list of \d+ answers.* found \[True", str(prefetch.error))
     assert not prefetch.error.retryable
     toy.cache.check()
     assert toy.cache.close() == []
