@@ -106,8 +106,6 @@ SECRET_URLS = (
     f"file:nowhere#keys={KEY}",
     f"file:nowhere#keys=file:{KEY}",
     f"file:nowhere#keys=env:{KEY}",
-    f"file:nowhere#keys=command:printf %s {SECRET}{KEY}",
-    f"file:nowhere#keys=command:sh -c 'true & printf %s {SECRET}{KEY}'",
     f"file:nowhere#compress=lossless&keys={SECRET}",
     f"s3a://AKIA:{SECRET}@bucket",
     f"s3://AKIA:{SECRET}@bucket",

@@ -246,7 +246,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 _SECRETS = re.compile(
-    r"(?<=keys=)(?!file:|env:|command:)[^&]*|(?<=keys=command:).*"
+    r"(?<=keys=)(?!file:|env:)[^&]*"
     r"|(?i:(?<=secret=)|(?<=token=)|(?<=password=)|(?<=key=)|(?<=signature=)|(?<=[?&]sig=))[^&#]*"
 )
 _KEY_DIGITS = re.compile(r"[0-9A-Fa-f]{32,}")

@@ -1,6 +1,6 @@
 """Keys that pages are encrypted with: where they come from, which one is whose, and how they change.
 
-The text that a file, a variable or a command gives has a line for each key: whose pages it is for, and 64 hex digits,
+The text that a file or a variable gives has a line for each key: whose pages it is for, and 64 hex digits,
 as ``openssl rand -hex 32`` prints them::
 
     *          3b1f...    pages of everybody who has no key of their own
@@ -9,23 +9,17 @@ as ``openssl rand -hex 32`` prints them::
 
 Of several keys of one owner the last one writes, and all of them read: to change a key, add a line at the end, and drop
 the old one when its pages may go. The text is read again every ``RELOADED_S``, and at once for a key that is not known.
-A file is kept as a private key is. A command has no input, ``COMMAND_S_MAX`` seconds, and ends with its children; after
-the first time nobody waits for it.
+A file is kept as a private key is.
 """
 
 import hmac
 import logging
 import os
 import re
-import selectors
-import shlex
-import signal
 import stat
-import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from threading import Lock, Thread
+from collections.abc import Callable, Mapping
+from threading import Lock
 
 from unified_cache.core.errors import ConfigError
 from unified_cache.core.extras import needs_extra
@@ -45,8 +39,6 @@ UNKNOWN_RELOADED_S = 1.0
 """Least time between two readings of the text for keys that are not known."""
 STALE_S_MAX = 60.0
 """Keys hold no more once their text could not be read for so long, as tokens: one may have been removed from it."""
-COMMAND_S_MAX = 10.0
-COMMAND_BYTES_MAX = 1 << 20
 CIPHERS_MAX = 4096
 
 _LINE = re.compile(r"(\*|@[a-z0-9][a-z0-9._-]{0,63}|[0-9a-f]{64})\s+([0-9a-fA-F]{64})")
@@ -56,50 +48,15 @@ _Keys = dict[str, dict[bytes, bytes]]
 
 
 def _key_text_of(source: str) -> Callable[[], str]:
-    """Return what reads the text that ``file:PATH``, ``env:NAME`` or ``command:ARGS`` names; raise ConfigError."""
+    """Return what reads the text that ``file:PATH`` or ``env:NAME`` names; raise ConfigError."""
     scheme, _, rest = source.partition(":")
     if scheme == "file" and rest:
         forbidden = stat.S_IWGRP | stat.S_IRWXO
         return lambda: read_kept(expanded(rest), forbidden).decode("ascii")
     if scheme == "env" and _VARIABLE.fullmatch(rest):
         return lambda: os.environ[rest]
-    if scheme == "command" and rest:
-        return lambda: _printed_by(shlex.split(rest))
     # What stands there may be a key.
-    raise ConfigError("keys come from file:PATH, env:NAME or command:ARGS, found something else")
-
-
-def _printed_by(command: Sequence[str]) -> str:
-    """Run a program and return what it prints; end it and its children, raise OSError or SubprocessError."""
-    end_s = time.monotonic() + COMMAND_S_MAX
-    found = bytearray()
-    child = subprocess.Popen(  # noqa: S603 -- who names a store names code to run
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        bufsize=0,
-        start_new_session=True,
-    )
-    try:
-        assert child.stdout is not None
-        with child.stdout as printed, selectors.DefaultSelector() as ready:
-            ready.register(printed, selectors.EVENT_READ)
-            while part := printed.read(1 << 16) if ready.select(end_s - time.monotonic()) else b"":
-                found += part
-                if len(found) > COMMAND_BYTES_MAX:
-                    raise subprocess.SubprocessError
-        while os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
-            if time.monotonic() >= end_s:
-                raise subprocess.SubprocessError
-            time.sleep(0.01)
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(child.pid, signal.SIGKILL)  # not waited for so far, so its number is nobody else's
-        child.wait()
-    if child.returncode:
-        raise subprocess.SubprocessError
-    return found.decode("ascii")
+    raise ConfigError("keys come from file:PATH or env:NAME, found something else")
 
 
 class PageCipher:
@@ -126,20 +83,14 @@ class PageCipher:
 class PageKeys:
     """The keys of one store. Thread-safe. No key is in a message, a log or a ``repr``. ``clock`` gives seconds."""
 
-    def __init__(
-        self,
-        source: str,
-        clock: Callable[[], float] = time.monotonic,
-        start: Callable[[Callable[[], None]], object] | None = None,
-    ) -> None:
-        """Read the text that ``source`` names. ``start`` runs the command later on; in a thread of its own if None.
+    def __init__(self, source: str, clock: Callable[[], float] = time.monotonic) -> None:
+        """Read the text that ``source`` names.
 
         Raises:
             ConfigError: there is none, or it holds something else than keys.
         """
         self._read = _key_text_of(source)
-        self._shown = "a command" if source.startswith("command:") else _KEY_DIGITS.sub("...", source)
-        self._start = (start or _start_thread) if source.startswith("command:") else None
+        self._shown = _KEY_DIGITS.sub("...", source)
         self._clock = clock
         self._keys = self._parsed()
         if not self._keys:
@@ -196,20 +147,13 @@ class PageKeys:
         return may
 
     def _reload(self, is_due: Callable[[], bool]) -> None:
-        """Read the text again unless another thread has meanwhile; a command is run elsewhere, one at a time."""
-        if self._reading.acquire(blocking=self._start is None):
-            if not is_due():
-                self._reading.release()
-            elif self._start is None:
+        """Read the text again unless another thread has meanwhile."""
+        with self._reading:
+            if is_due():
                 self._read_again()
-            else:
-                try:
-                    self._start(self._read_again)
-                except RuntimeError:  # the process may have no other thread now
-                    self._reading.release()
 
     def _read_again(self) -> None:
-        """Read the text; where that fails, what was read before counts for ``STALE_S_MAX``. Releases the lock."""
+        """Read the text; where that fails, what was read before counts for ``STALE_S_MAX``. Under the lock."""
         self._read_s = began_s = self._clock()
         try:
             self._keys = self._parsed()
@@ -223,17 +167,14 @@ class PageKeys:
                 self._keys, self._ciphers = {}, {}
                 logger.warning("%s; none holds any more", error)
         finally:
-            self._asked_s += self._clock() - began_s
             self._readings_count += 1
-            self._reading.release()
 
     def _parsed(self) -> _Keys:
         try:
             text = self._read()
         except ConfigError as error:
             raise ConfigError(f"cannot read keys: {_KEY_DIGITS.sub('...', str(error))}") from None
-        except (OSError, KeyError, ValueError, subprocess.SubprocessError) as error:
-            # Its text may quote what a command printed.
+        except (OSError, KeyError, ValueError) as error:
             raise ConfigError(f"cannot read keys from {self._shown}: {type(error).__name__}") from None
         keys: _Keys = {}
         for number, line in enumerate(text.splitlines(), 1):
@@ -249,7 +190,3 @@ class PageKeys:
             owned.pop(key_id, None)
             owned[key_id] = key
         return keys
-
-
-def _start_thread(work: Callable[[], None]) -> None:
-    Thread(target=work, name="unified-cache-keys", daemon=True).start()

@@ -3,14 +3,12 @@
 import logging
 import os
 import random
-import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
 
-import psutil
 import pytest
 
 from tests.support.clock import ManualClock
@@ -34,7 +32,7 @@ from unified_cache.storage_backends.verified import VerifiedStorage
 from unified_cache.storage_backends.wrappers import coded, page_keys
 from unified_cache.storage_backends.wrappers.coded import CodedStorage
 from unified_cache.storage_backends.wrappers.page_coding import CodingChoice, Undecoded
-from unified_cache.storage_backends.wrappers.page_keys import COMMAND_S_MAX, RELOADED_S, PageKeys
+from unified_cache.storage_backends.wrappers.page_keys import RELOADED_S, PageKeys
 from unified_cache.testing.storage_contract import LAYOUT, MODEL, bytes_of, label
 
 OLD, NEW, LOST = "0a" * 32, "1b" * 32, "2c" * 32
@@ -311,7 +309,9 @@ def test_a_rotation_under_load_causes_no_miss(tmp_path: Path) -> None:
     assert wrong == []
 
 
-def test_a_process_that_meets_a_key_it_does_not_know_reads_the_keys_at_once_and_seldom_after(tmp_path: Path) -> None:
+def test_a_process_that_meets_a_key_it_does_not_know_reads_the_keys_at_once_and_seldom_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = key_file(tmp_path, f"* {OLD}")
     backend, clock = MemoryStorage(), ManualClock()
     reader = encrypted(backend, path, clock=clock)
@@ -319,41 +319,17 @@ def test_a_process_that_meets_a_key_it_does_not_know_reads_the_keys_at_once_and_
     key_file(tmp_path, f"* {OLD}", f"* {NEW}")
     encrypted(backend, path, clock=clock).put([page], Level.CACHED)
     assert read_back(reader, page) == bytes_of(page)
-    keys = PageKeys(f"command:{sys.executable} {logged_command(tmp_path)}", clock, lambda work: work())
+    reads: list[Path] = []
+
+    def read(path: Path, forbidden: int) -> bytes:
+        reads.append(path)
+        return path.read_bytes()
+
+    monkeypatch.setattr(page_keys, "read_kept", read)
+    keys = PageKeys(f"file:{path}", clock)
     for _ in range(50):
         assert keys.reading(page.label.identity, EVERYBODY, b"unknown.") is None
-    assert len((tmp_path / "reads").read_text()) == 2
-
-
-def test_nobody_waits_for_a_command_that_takes_long_and_it_is_run_once_at_a_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    clock = ManualClock()
-    texts, begun = [f"* {OLD}", f"* {OLD}\n* {NEW}", f"* {NEW}"], list[Callable[[], None]]()
-    monkeypatch.setattr(page_keys, "_printed_by", lambda command: texts.pop(0))
-    keys = PageKeys("command:slow", clock, begun.append)
-    old = keys.writing(bytes(32), EVERYBODY)
-    assert old is not None
-    for _ in range(8):
-        assert keys.reading(bytes(32), EVERYBODY, b"unknown.") is None
-        clock.sleep(COMMAND_S_MAX)
-    (end,) = begun
-    end()
-    clock.sleep(RELOADED_S)
-    new = keys.writing(bytes(32), EVERYBODY)
-    assert new is not None
-    assert new.id != old.id
-    assert keys.reading(bytes(32), EVERYBODY, old.id) is not None
-    begun[1]()
-    assert keys.reading(bytes(32), EVERYBODY, old.id) is None
-    assert len(begun) == 3
-
-
-def logged_command(tmp_path: Path) -> Path:
-    """Write a program that prints a key, and a letter into a file each time it does."""
-    program = tmp_path / "keys.py"
-    program.write_text(f"open({str(tmp_path / 'reads')!r}, 'a').write('x'); print('* {OLD}')\n")
-    return program
+    assert len(reads) == 2
 
 
 def test_a_process_that_only_reads_believes_no_key_10_s_after_it_was_removed(tmp_path: Path) -> None:
@@ -449,10 +425,6 @@ def test_no_key_is_in_an_error_a_log_or_a_repr(
         "file:/no/such/file",
         "file:/dev/null",
         "env:NO_SUCH_KEYS",
-        "command:false",
-        "command:true",
-        "command:/no/such/program",
-        'command:printf "%s',
         "vault:x",
         "env:",
     ],
@@ -486,36 +458,6 @@ def test_a_pipe_in_the_place_of_a_file_of_keys_is_refused_and_not_waited_for(tmp
     os.mkfifo(tmp_path / "keys", 0o600)
     with pytest.raises(ConfigError, match="regular file"):
         open_storage(f"memory:#keys=file:{tmp_path / 'keys'}")
-
-
-@pytest.mark.parametrize(
-    "program",
-    [
-        "import sys; print('* ' + (sys.stdin.read() or KEY))",
-        "import subprocess; subprocess.Popen(['sleep', '600']); print('* ' + KEY)",
-    ],
-    ids=["reads its input", "leaves a child behind that has its output"],
-)
-def test_a_command_gives_keys_without_an_input_and_ends_with_its_children(
-    program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(page_keys, "COMMAND_S_MAX", 2.0)
-    (tmp_path / "keys.py").write_text(f"KEY = {OLD!r}\n{program}\n")
-    before = children()
-    with suppress(ConfigError):  # the output of a child that stays does not end
-        PageKeys(f"command:{sys.executable} {tmp_path / 'keys.py'}")
-    assert children() == before
-
-
-def test_a_command_that_prints_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = children()
-    with pytest.raises(ConfigError, match="cannot read keys"):
-        PageKeys("command:yes")
-    assert children() == before
-
-
-def children() -> set[int]:
-    return {each.pid for each in psutil.Process().children(recursive=True)}
 
 
 def test_each_identity_s_pages_are_read_by_who_has_opened_no_other_s(tmp_path: Path) -> None:
