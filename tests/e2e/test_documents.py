@@ -6,13 +6,12 @@ What is replaced are places: directories, ports, amounts of memory, and names th
 import json
 import os
 import re
-import shlex
 import shutil
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
 from types import MappingProxyType
 
@@ -26,6 +25,7 @@ from tests.support.cluster import ask
 from tests.support.document_shell import ENDPOINT, DocumentShell
 from tests.support.documents import CodeBlock, blocks_run_by, code_blocks, command_lines, documents, program_of
 from tests.support.live import settings_of_a_small_replay, trace_of
+from tests.support.mooncake import LocalCluster
 from tests.support.mooncake_needed import needs_mooncake
 from tests.support.offline import LAYOUTS, PAGE_SIZE, PAGES, TOY, engine_on, fill, prompt_of
 from tests.support.ports import free_ports
@@ -307,15 +307,14 @@ def test_the_demos_of_the_documents_run(words: list[str], shell: DocumentShell) 
 
 @needs_mooncake
 @pytest.mark.long
-def test_the_commands_on_clusters_work(shell: DocumentShell, tmp_path: Path) -> None:
+def test_the_commands_on_clusters_work(shell: DocumentShell) -> None:
+    """Those of ours; the flags of Mooncake's are looked at by ``test_deploy``."""
     local, replayed, served, stat = blocks_run_by("cluster")
-    rpc, admin = free_ports(2)
-    url = f"mooncake://127.0.0.1:{rpc}?admin=127.0.0.1:{admin}"
-    *programs, last = (line.removeprefix("$ ") for line in local.text.splitlines())
-    with cluster_running(programs, rpc, admin, tmp_path):
-        shell.places |= {f"mooncake://{MASTER}": url, f"mooncake://{ENDPOINT}": url}
+    with LocalCluster.running() as cluster:
+        shell.places |= {f"mooncake://{MASTER}": cluster.url, f"mooncake://{ENDPOINT}": cluster.url}
         shell.places["traces/"] = f"{ROOT / 'traces'}/"
-        shell.call(shlex.split(last))
+        *_, conformance = command_lines(local)
+        shell.call(conformance)
         (replay,) = command_lines(replayed)
         shell.call([*replay, "--limit", "20", "--page-bytes", "512"])
         shell.run(stat)
@@ -329,12 +328,13 @@ def test_the_commands_on_clusters_work(shell: DocumentShell, tmp_path: Path) -> 
 def test_two_engines_share_a_cluster_through_a_service(tmp_path: Path) -> None:
     (block,) = blocks_run_by("two-engines")
     port, metrics, rpc, admin, node = free_ports(5)
+    joined = f"until curl --silent http://127.0.0.1:{admin}/get_all_segments | grep .; do sleep 0.1; done"
     script = (
         block.text.replace(":50051", f":{port}")
         .replace("serve --storage", f"serve --listen 127.0.0.1:{port} --storage")
         .replace("examples/", f"{ROOT / 'examples'}/")
         .replace("--metrics_host=127.0.0.1 &", f"--metrics_host=127.0.0.1 --metrics_port={admin} &")
-        .replace("--global_segment_size=256MB &", f"--global_segment_size=64MB --port={node} &\n{joined(admin)}")
+        .replace("--global_segment_size=256MB &", f"--global_segment_size=64MB --port={node} &\n{joined}")
         .replace("mooncake://127.0.0.1:50061", f"'mooncake://127.0.0.1:50061?admin=127.0.0.1:{admin}'")
         .replace("50061", str(rpc))
         .replace(
@@ -343,32 +343,6 @@ def test_two_engines_share_a_cluster_through_a_service(tmp_path: Path) -> None:
     )
     said = ran(tmp_path, script, {"UNIFIED_CACHE_SERVE_METRICS__LISTEN": f"127.0.0.1:{metrics}"})
     assert "engine 2: 240 tokens from storage" in said
-
-
-def joined(admin: int) -> str:
-    """Return the line of a script that waits until a master counts on a node."""
-    return f"until curl --silent http://127.0.0.1:{admin}/get_all_segments | grep .; do sleep 0.1; done"
-
-
-@contextmanager
-def cluster_running(commands: Sequence[str], rpc: int, admin: int, directory: Path) -> Iterator[None]:
-    """Run the document's master and node at ports of this test, until both are there; then end them."""
-    (node,) = free_ports(1)
-    master_command, node_command = commands
-    script = (
-        master_command.replace("mooncake_master", f"mooncake_master --rpc_port={rpc} --metrics_port={admin}"),
-        node_command.replace(ENDPOINT, f"127.0.0.1:{rpc}").replace("1GB", f"64MB --port={node}"),
-        f"{joined(admin)} && read -r",
-        "kill %1 %2",
-    )
-    with subprocess.Popen(
-        ["bash", "-mc", "\n".join(script)], cwd=directory, env=with_programs(directory), stdin=-1, stdout=-1, text=True
-    ) as running:
-        assert running.stdin is not None
-        assert running.stdout is not None
-        assert running.stdout.readline().startswith("127.0.0.1:")
-        yield
-        running.communicate("\n", timeout=TIMEOUT_S)
 
 
 def with_programs(directory: Path) -> dict[str, str]:

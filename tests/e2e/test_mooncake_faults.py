@@ -5,9 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from math import inf
 from statistics import linear_regression
-from typing import TypeVar
 
 import numpy as np
 import psutil
@@ -23,11 +21,9 @@ from unified_cache.core.page import Prompt
 from unified_cache.core.window import SPAN_ALL
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO, Store
 from unified_cache.storage_backends.wrappers import StorageGuard
-from unified_cache.storage_backends.wrappers.layer import Method, StorageLayer
+from unified_cache.storage_backends.wrappers.layer import StorageLayer
 
 pytestmark = needs_mooncake
-
-Result = TypeVar("Result")
 
 GUARD = GuardConfig(deadline_s=3.0, breaker_pause_s_max=4.0)
 RECOVERY_S = 10.0
@@ -36,42 +32,21 @@ PROMPTS_COUNT = 6
 PROMPT_PAGES = 24
 HOST_PAGES = 60
 """Fewer than half of the prompts' pages: the rest must come from storage."""
-LATE_S = 2.0
-"""For copies, pauses between tries and a machine that wakes a thread late. Without a guard a get lasts 30 s here."""
 INJECT_AFTER_S = 0.02
 """Into a round, which takes ten times as long."""
 
 
-@dataclass
-class MeasuredCall:
-    started_s: float
-    ended_s: float = inf
-
-    def held_up_s(self, since_s: float) -> float:
-        """Return how long an engine may have waited for it since then: until its end, or its deadline if sooner."""
-        return max(min(self.ended_s, self.started_s + GUARD.deadline_s) - max(self.started_s, since_s), 0.0)
-
-
 class CountedStorage(StorageLayer):
-    """A store that counts what came of the pages put, and measures its calls."""
+    """A store that counts what was declined of the pages put."""
 
     def __init__(self, backend: Store) -> None:
         super().__init__(backend)
         self.declined_count = 0
-        self.calls: list[MeasuredCall] = []
 
     def put(self, pages: Sequence[PageIO], level: Level) -> list[Answer]:
         stored = super().put(pages, level)
         self.declined_count += len(stored) - stored.count(Answer.STORED)
         return stored
-
-    def _call(self, method: Method, work: Callable[[], Result]) -> Result:
-        call = MeasuredCall(time.monotonic())
-        self.calls.append(call)
-        try:
-            return super()._call(method, work)
-        finally:
-            call.ended_s = time.monotonic()
 
 
 @dataclass
@@ -100,8 +75,7 @@ class MooncakeLoad:
             cache.release(lock)
 
     def run(self, start: Callable[[Prompt], Operation | NotStarted], prompt: Prompt) -> None:
-        """Make a transfer; it is over for the engine once no call that it waits for is within its deadline any more."""
-        started_s = time.monotonic()
+        """Make a transfer; ``test_frozen_stores`` has how long an engine waits for one."""
         operation = start(prompt)
 
         def is_over() -> bool:
@@ -109,8 +83,6 @@ class MooncakeLoad:
             return not operation or operation.state is not OperationState.RUNNING
 
         assert wait_until(is_over, 60)
-        waited_s = time.monotonic() - started_s
-        assert waited_s < sum(call.held_up_s(started_s) for call in self.storage.calls) + LATE_S
 
     def count_failures(self, ended: Sequence[Operation]) -> None:
         self.failures_count += sum(operation.error is not None for operation in ended)

@@ -171,26 +171,6 @@ def token_of(tokens: Path, tenant: str, role: str, path: Path) -> Path:
     return secret
 
 
-@pytest.mark.threat("more than its role")
-def test_a_reader_may_look_and_copy_and_a_writer_may_remove(tmp_path: Path) -> None:
-    tokens = tmp_path / "tokens"
-    secrets = {role: token_of(tokens, "acme", role, tmp_path) for role in ("reader", "writer")}
-    with running(storage=f"file:{tmp_path / 'own'}", access={"tokens": str(tokens)}) as server:
-        urls = {role: f"grpc://{server.address}?token_file={secret}" for role, secret in secrets.items()}
-        fill(open_storage(urls["writer"]), LAYOUT, [PROMPT])
-        for command in (["storage", "stat"], ["storage", "verify"], ["storage", "scrub"], ["storage", "gc"]):
-            assert ask(*command, urls["reader"]).status == 0, command
-        assert ask("backup", urls["reader"], f"file:{tmp_path / 'copy'}").status == 0
-        for refused in (
-            ask("storage", "clear", urls["reader"], "--all", "--yes"),
-            ask("storage", "gc", urls["reader"], "--bytes-max", "1"),
-            ask("drain", urls["writer"]),
-        ):
-            assert (refused.status, "PERMISSION_DENIED" in refused.error) == (1, True)
-        assert ask("storage", "clear", urls["writer"], "--all", "--yes").status == 0
-        assert json.loads(answered("storage", "stat", urls["reader"]))["objects"] == 0
-
-
 def test_an_object_of_no_pool_goes_by_gc_over_a_service(tmp_path: Path) -> None:
     own = tmp_path / "own"
     with running(storage=f"file:{own}") as server:
