@@ -133,19 +133,3 @@ def check_an_engine_finds_what_one_that_was_killed_has_stored(
     assert [each.cached for each in found[:2]] == cached
     for prompt, hit in zip(PROMPTS, found, strict=True):
         assert_equal(hit, local_hit(alone(name), prompt, hit.cached), len(prompt))
-
-
-def check_requests_at_the_same_time_share_what_the_store_has(
-    model_path: ModelPath, log_path: LogPath, alone: Alone, tmp_path: Path
-) -> None:
-    url, model = f"packed:{tmp_path / 'store'}", model_path("llama")
-    shared = prompt_of(512, 9)
-    prompts = [[*shared, *prompt_of(37 + number, 20 + number)] for number in range(4)]
-    stored_by_one_engine(model, "llama", url, log_path("first"), [shared])
-    alone("llama").reset(connector=False)
-    expected = [alone("llama").completion(prompt).tokens for prompt in prompts]
-    with running_engine(model, "llama", url, log_path("second")) as engine:
-        found = engine.generate(*prompts)
-        assert [each.tokens for each in found] == expected
-        assert all(each.cached >= 480 for each in found)
-        assert engine.loaded() > 0

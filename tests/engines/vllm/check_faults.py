@@ -1,6 +1,5 @@
 """Whatever a store does, an engine answers as it would without one: it computes what it cannot trust or cannot get."""
 
-import os
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -26,8 +25,6 @@ from tests.engines.vllm.faults import (
     store_and_forget,
 )
 from tests.support.faulty_storage import StorageFault
-
-PACKED_SEGMENTS = "*.pack"
 
 
 @pytest.fixture(scope="module")
@@ -97,25 +94,6 @@ def check_one_damaged_page_costs_no_more_than_what_follows_it(stored: tuple[Vllm
     assert answered_rightly(engine, right).cached < CACHED
     assert engine.counted("flawed_chunks", flaw="payload") == flawed + 1
     engine.reset()
-
-
-def check_pages_of_a_packed_store_that_were_damaged_behind_our_back_are_computed_again(
-    right: Right, model_path: ModelPath, log_path: LogPath, tmp_path: Path
-) -> None:
-    with engine_with(f"packed:{tmp_path / 'store'}", model_path, log_path("engine")) as engine:
-        store_and_forget(engine, right)
-        (segment,) = (tmp_path / "store").rglob(PACKED_SEGMENTS)
-        with segment.open("r+b") as file:
-            # Inside of every page: none is smaller.
-            for start in range(4096, os.fstat(file.fileno()).st_size, 16384):
-                file.seek(start)
-                byte = file.read(1)
-                file.seek(start)
-                file.write(bytes([byte[0] ^ 1]))
-        assert answered_rightly(engine, right).cached == 0
-        engine.settle()
-        engine.reset()
-        assert answered_rightly(engine, right).cached == CACHED
 
 
 @pytest.mark.parametrize("method", ["exists", "get", "put"])

@@ -61,21 +61,6 @@ def check_a_directory_that_is_removed_in_the_middle_of_a_call_is_filled_again(
                 path.unlink()
 
 
-@pytest.mark.parametrize("method", [Method.EXISTS, Method.GET, Method.PUT])
-def check_a_packed_directory_that_is_removed_in_the_middle_of_a_call_goes_on_in_what_is_open(
-    method: Method, right: Right, model_path: ModelPath, log_path: LogPath, tmp_path: Path
-) -> None:
-    store = tmp_path / "store"
-    url, switch = faulty_url(tmp_path / "faults", f"packed:{store}"), FaultSwitch(tmp_path / "faults")
-    with engine_with(url, model_path, log_path("engine")) as engine:
-        struck_in(engine, switch, lambda method: switch.remove_directory_in(method, store), method, right)
-        # The store goes on in the file that it has open, and is refused a new one.
-        for _ in range(2):
-            answered_rightly(engine, right)
-            engine.settle()
-            engine.reset()
-
-
 def check_a_server_that_is_killed_in_the_middle_of_a_call_is_used_again_when_it_is_back(
     right: Right, model_path: ModelPath, log_path: LogPath, tmp_path: Path
 ) -> None:
