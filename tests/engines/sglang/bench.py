@@ -6,11 +6,9 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
-from functools import partial
 from itertools import cycle
 from pathlib import Path
 from tempfile import mkdtemp
@@ -18,8 +16,8 @@ from typing import Any
 
 from tests.engines.sglang.install import Installation, install
 from tests.engines.sglang.outcome import EngineJob
+from tests.support.cluster import ServeProcess
 from tests.support.mooncake import LASTING, LocalCluster
-from tests.support.ports import free_ports
 from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -40,10 +38,6 @@ IMPORT_S = 240.0
 
 UNDERSTOOD_S = 600.0
 """Longest time for an answer of ``spoken``, the engine's start included."""
-
-SERVICE_S = 60.0
-SERVICE_TRIES = 3
-"""Ports that are tried: somebody else may take one between two looks."""
 
 SEGMENT_BYTES = 512 << 20
 REVISION = "e2e"
@@ -114,7 +108,7 @@ class Bench:
         self.installation, self.root, self.stores = installation, root, stores
         self._urls: dict[str, str] = {}
         self._numbers = 0
-        self._services: dict[str, subprocess.Popen[bytes]] = {}
+        self._services: dict[str, ServeProcess] = {}
         self._cluster = ExitStack()
         self._socket = root / "runs"
 
@@ -172,32 +166,19 @@ class Bench:
 
     def serve(self, directory: Path) -> str:
         """Start a service over a directory; return its URL."""
-        command = [sys.executable, "-c", "from unified_cache.cli.main import main; main()"]
-        # Several services run at a time, and metrics would be served at one port by all of them.
-        environment = {**os.environ, "UNIFIED_CACHE_SERVE_METRICS__LISTEN": "127.0.0.1:0"}
-        for _ in range(SERVICE_TRIES):
-            (port,) = free_ports(1)
-            options = ["serve", "--listen", f"127.0.0.1:{port}", "--storage", f"file:{directory}"]
-            with (self.root / f"service-{port}.log").open("wb") as log:
-                running = subprocess.Popen([*command, *options], stdout=log, stderr=log, cwd=ROOT, env=environment)
-            if wait_until(partial(_ended_or_answers, running, port), SERVICE_S) and running.poll() is None:
-                url = f"grpc://127.0.0.1:{port}"
-                self._services[url] = running
-                return url
-            running.kill()
-            running.wait()
-        raise RuntimeError(f"the service did not start, see {self.root}")
+        server = ServeProcess(variables={"STORAGE": f"file:{directory}"})
+        url = f"grpc://{server.address}"
+        self._services[url] = server
+        return url
 
     def pid_of(self, url: str) -> int:
         """Return the process of a service."""
-        return self._services[url].pid
+        return self._services[url].child.pid
 
     def stop_services(self) -> None:
         """End every service."""
-        for running in self._services.values():
-            if running.poll() is None:
-                running.send_signal(signal.SIGKILL)
-            running.wait()
+        for server in self._services.values():
+            server.kill()
         self._services.clear()
         self._urls.pop("grpc", None)
 
@@ -261,8 +242,3 @@ class Bench:
             said = (ended.stderr.splitlines() or ["no word"])[-1]
             raise RuntimeError(f"exit status {ended.returncode}: {said[:ERROR_CHARACTERS_MAX]}; see {log}")
         return json.loads(ended.stdout.splitlines()[-1])  # type: ignore[no-any-return]  # what ``spoken`` prints
-
-
-def _ended_or_answers(running: "subprocess.Popen[bytes]", port: int) -> bool:
-    with socket.socket() as probe:
-        return running.poll() is not None or probe.connect_ex(("127.0.0.1", port)) == 0
