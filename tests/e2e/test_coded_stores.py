@@ -170,12 +170,3 @@ def test_every_object_of_an_encrypted_bucket_is_verified_as_it_lies_there(coding
         (found,) = json.loads(ask("storage", verb, url + coding, "--json").out)["identities"]
         assert (found["sound"], found["gone"], found["findings"]) == (found["objects"], 0, [])
     assert restored_pages(open_storage(url + CODED), LAYOUT, PROMPTS[0]) == PAGES
-
-
-def test_the_settings_of_a_service_are_shown_without_a_key(tmp_path: Path) -> None:
-    file = tmp_path / "service.toml"
-    file.write_text(f"storage = 'file:{tmp_path}{CODED}'\n", encoding="utf-8")
-    said = ask("config", "check", file, "--json")
-    assert said.status == 0
-    assert "keys=env:PAGE_KEYS" in said.out
-    assert "3d3d" not in said.out + said.err

@@ -10,7 +10,7 @@ import pytest
 from typer.core import TyperGroup
 
 from tests.sources import ROOT
-from unified_cache.cli.commands import DEFERRED, DeferredCommand, command_line
+from unified_cache.cli.commands import DeferredCommand, command_line
 from unified_cache.cli.main import app, run
 
 HEAVY = frozenset({"torch", "transformers", "grpc", "matplotlib", "numpy", "google", "pydantic", "asyncio"})
@@ -50,16 +50,6 @@ def modules_loaded_by(*arguments: str) -> list[str]:
     status, modules = json.loads(ended.stderr)
     assert status == 0
     return [str(each) for each in modules]
-
-
-def test_help_shows_every_command_under_a_heading_and_no_value_of_a_flag(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["--help"]) == 0
-    shown = capsys.readouterr().out
-    assert "<bool>" not in shown
-    assert [line.split("─ ")[1].split(" ─")[0] for line in shown.splitlines() if line.startswith("╭")] == [
-        "Options",
-        *DEFERRED,
-    ]
 
 
 @pytest.mark.parametrize("arguments", [("--help",), ("--version",)])

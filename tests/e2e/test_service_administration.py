@@ -86,29 +86,6 @@ def test_an_admin_clears_and_drains_a_server_whose_places_are_all_held_by_answer
         assert server.drain.is_asked
 
 
-@pytest.mark.parametrize("command", ["backup", "backup --prefix", "prefetch"])
-def test_a_copy_into_a_service_goes_on_where_it_stopped(command: str, tmp_path: Path) -> None:
-    tokens, source = tmp_path / "tokens.json", f"file:{tmp_path / 'source'}"
-    tokens.write_text(json.dumps(TOKENS), encoding="utf-8")
-    with closing(FileStorage.open(tmp_path / "source")) as kept:
-        fill(kept, LAYOUT, [PROMPT])
-    with running(storage=f"file:{tmp_path / 'own'}") as server:
-        url = f"grpc://{server.address}"
-        options: dict[str, list[str | Path]] = {
-            "backup": [url],
-            "backup --prefix": [url, "--prefix", tokens],
-            "prefetch": ["--into", url, "--tokens", tokens],
-        }
-        copies: list[tuple[int, int]] = []
-        for _ in range(2):
-            said = json.loads(answered(command.split()[0], source, *options[command]))
-            (copy,) = [said] if command == "prefetch" else said["identities"]
-            copies.append((copy["copied_objects"], copy["skipped_objects"]))
-    (copied, _), again = copies
-    assert copied > 0
-    assert again == (0, copied)
-
-
 def test_every_storage_command_works_over_a_service(server: RunningService, tmp_path: Path) -> None:
     url, copy, tokens = f"grpc://{server.address}", f"file:{tmp_path / 'copy'}", tmp_path / "tokens.json"
     tokens.write_text(json.dumps(TOKENS), encoding="utf-8")

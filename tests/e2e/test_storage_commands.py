@@ -83,21 +83,6 @@ def test_a_packed_store_that_is_open_elsewhere_is_read_and_fails_what_would_chan
     assert ask("storage", "scrub", url).status == 0
 
 
-@pytest.mark.parametrize("kind", ["file", "packed"])
-def test_a_copy_of_prompts_of_which_nothing_is_stored_makes_no_store(
-    kind: str, tokens_file: Path, tmp_path: Path
-) -> None:
-    url, target = url_of("file", tmp_path / "store"), url_of(kind, tmp_path / "new" / "copy")
-    fill(open_store("file", tmp_path / "store"), LAYOUTS["full"], PROMPTS)
-    for command in (
-        ("backup", url, target, "--prefix", tokens_file, "--tenant", "nobody"),
-        ("prefetch", url, "--into", target, "--tokens", tokens_file, "--tenant", "nobody"),
-    ):
-        said = ask(*command)
-        assert (said.status, said.error.startswith(f"error: {url} must hold pages of the prompts in ")) == (1, True)
-    assert not (tmp_path / "new").exists()
-
-
 @pytest.mark.threat("escapes on a terminal")
 def test_names_in_a_manifest_do_not_reach_the_terminal_as_commands(tmp_path: Path) -> None:
     layout = LAYOUTS["full"]
