@@ -27,7 +27,7 @@ import os
 import runpy
 import sys
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any
 
 ENVIRONMENT = {"TORCHDYNAMO_DISABLE": "1", "TRITON_INTERPRET": "1", "VLLM_USE_V2_MODEL_RUNNER": "0"}
 
@@ -35,26 +35,6 @@ DRAWN = "drawn"
 """Load format of weights that are drawn from the seed in ``model_loader_extra_config``."""
 
 LAYERS_WITHOUT_PLAN = ("c1a", "c2a")
-
-
-class CacheSettingsLike(Protocol):
-    """CacheConfig of vLLM."""
-
-    enable_prefix_caching: bool
-
-
-class SchedulerSettingsLike(Protocol):
-    """SchedulerConfig of vLLM."""
-
-    enable_chunked_prefill: bool
-    max_num_batched_tokens: int
-
-
-class EngineSettingsLike(Protocol):
-    """VllmConfig of vLLM."""
-
-    cache_config: CacheSettingsLike
-    scheduler_config: SchedulerSettingsLike
 
 
 class InterpreterDriver:
@@ -88,7 +68,7 @@ def keep_prefix_caching() -> None:
     platform = importlib.import_module("vllm.platforms.cpu").CpuPlatform
     checked = platform.check_and_update_config
 
-    def check_and_update_config(_platform: type, vllm_config: EngineSettingsLike) -> None:
+    def check_and_update_config(_platform: type, vllm_config: Any) -> None:
         cache, scheduler = vllm_config.cache_config, vllm_config.scheduler_config
         said = cache.enable_prefix_caching, scheduler.enable_chunked_prefill, scheduler.max_num_batched_tokens
         checked(vllm_config)
