@@ -26,17 +26,26 @@ class Source:
 
     path: str
     text: str
-    tree: ast.Module
 
-    @classmethod
-    def of(cls, path: str, text: str) -> "Source":
-        """Parse ``text`` as the file at ``path``."""
-        return cls(path, text, ast.parse(text, path))
+    @property
+    def tree(self) -> ast.Module:
+        """What it says as Python; parsed once."""
+        return _parsed(self)
 
     @property
     def module(self) -> str:
         """Dotted name under which the file is imported."""
         return module_name(self.path)
+
+
+@cache
+def _parsed(source: Source) -> ast.Module:
+    # Trees stay: the garbage collector need not look at them again and again.
+    gc.disable()
+    tree = ast.parse(source.text, source.path)
+    gc.freeze()
+    gc.enable()
+    return tree
 
 
 def module_name(path: str) -> str:
@@ -86,11 +95,5 @@ def python_paths() -> list[str]:
 
 @cache
 def python_sources() -> tuple[Source, ...]:
-    """Parse every Python file that people write; their trees stay, so the garbage collector need not look at them."""
-    gc.disable()
-    sources = tuple(Source.of(path, (ROOT / path).read_text(encoding="utf-8")) for path in python_paths())
-    for source in sources:
-        scoped_nodes(source.tree)
-    gc.freeze()
-    gc.enable()
-    return sources
+    """Read every Python file that people write."""
+    return tuple(Source(path, (ROOT / path).read_text(encoding="utf-8")) for path in python_paths())

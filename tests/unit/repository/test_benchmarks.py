@@ -25,18 +25,12 @@ def run() -> BenchmarkRun:
     return run_sections(["lock", "keys"], QUICK, progress=silent)
 
 
-def test_a_run_opens_with_the_calibration(run: BenchmarkRun) -> None:
+def test_a_run_opens_with_the_calibration_and_every_figure_is_positive_and_within_its_spread(run: BenchmarkRun) -> None:
     assert [figure.section for figure in run.figures[:3]] == ["calibration"] * 3
     assert run.calibration.scale == pytest.approx(run.calibration.memcmp_us.median / 1.3)
-
-
-def test_every_figure_is_positive_and_within_its_spread(run: BenchmarkRun) -> None:
     for figure in run.figures:
         assert 0 < figure.spread.p10 <= figure.spread.median <= figure.spread.p90
         assert figure.spread.n >= 5
-
-
-def test_a_tree_is_timed_without_windows_and_with(run: BenchmarkRun) -> None:
     sections = [figure.section for figure in run.figures if figure.name.startswith("lock + unlock")]
     assert sections == ["Full", "Full + window of 64"]
 

@@ -82,7 +82,7 @@ def test_no_class_name_occurs_twice() -> None:
 
 
 def test_a_class_name_that_occurs_twice_is_found() -> None:
-    sources = [Source.of("a.py", "class Page: ...\nclass Slot: ...\n"), Source.of("b.py", "\nclass Page: ...\n")]
+    sources = [Source("a.py", "class Page: ...\nclass Slot: ...\n"), Source("b.py", "\nclass Page: ...\n")]
     assert homonyms(sources) == {"Page": ["a.py:1", "b.py:2"]}
 
 
@@ -113,5 +113,5 @@ def test_the_linter_looks_at_every_file() -> None:
     ],
 )
 def test_a_rule_finds_what_breaks_it_and_passes_what_keeps_it(rule: Rule, bad: str, good: str) -> None:
-    assert len(list(rule(Source.of("bad.py", bad)))) == 1
-    assert list(rule(Source.of("good.py", good))) == []
+    assert len(list(rule(Source("bad.py", bad)))) == 1
+    assert list(rule(Source("good.py", good))) == []
