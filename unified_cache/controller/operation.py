@@ -28,8 +28,6 @@ class TransferKind(Enum):
     CLEAR = "clear"
     """Out of storage."""
 
-    __hash__ = object.__hash__  # see Answer
-
 
 class LeftOut(Enum):
     """Reason why a page that an operation was asked for is not where it should be."""

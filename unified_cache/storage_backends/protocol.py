@@ -77,8 +77,6 @@ class Answer(Enum):
     DECLINED = "declined"
     """The store has no room for the page under its cap."""
 
-    __hash__ = object.__hash__  # a member is one object; Enum would call into its name's hash at each use as a key
-
     def __bool__(self) -> bool:
         return self is Answer.HIT or self is Answer.STORED
 

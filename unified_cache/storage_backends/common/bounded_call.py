@@ -50,16 +50,14 @@ class CallState(Enum):
     WITHDRAWN = "withdrawn"
 
 
-class Again(Enum):
+class Again:
     """Answer of work that is not over: it runs once more after what waits."""
-
-    AGAIN = "again"
 
 
 SIGNAL_LOOK_S = 0.5
 """Longest wait without a look at signals: a Ctrl-C that comes as a wait begins is seen only when it ends."""
 
-AGAIN = Again.AGAIN
+AGAIN = Again()
 
 
 class BoundedCall(Generic[Result]):

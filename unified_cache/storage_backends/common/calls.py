@@ -53,7 +53,12 @@ class CallsInFlight:
 
 
 def is_running(frame: FrameType) -> bool:
-    """Return whether a frame has not returned and raised nothing yet; one that has releases what it held."""
+    """Return whether a frame has not returned and raised nothing yet; one that has releases what it held.
+
+    Python tells it of no frame, but refuses to clear one that runs. Without this, a Ctrl-C between two lines of
+    ``__enter__`` or ``__exit__`` left a call in flight for ever, and a close that waits for it. No method that enters
+    is a generator, which this would close where it waits.
+    """
     try:
         frame.clear()
     except RuntimeError:

@@ -5,27 +5,12 @@ import math
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Collection, Container, Iterable, Sequence
 from operator import attrgetter
-from typing import Protocol
 
 from unified_cache.core.errors import ConfigError
 from unified_cache.core.seal import HEADER_BYTES, Label, may_be_coded
-from unified_cache.storage_backends.protocol import NAMES_MAX, Answer, Scan, StoredObject
+from unified_cache.storage_backends.protocol import NAMES_MAX, Answer, PageIO, Scan, StoredObject
 
 _NBYTES = attrgetter("nbytes")
-
-
-class SizedPage(Protocol):
-    """A page that lies in memory, its header included."""
-
-    @property
-    def label(self) -> Label:
-        """Name of the page."""
-        ...
-
-    @property
-    def buffers(self) -> tuple[memoryview, ...]:
-        """Memory of the page, in order."""
-        ...
 
 
 class StoreLru:
@@ -79,7 +64,7 @@ class StoreLru:
         """Return the least recently used objects, by their labels."""
         return list(itertools.islice(self._objects, count))
 
-    def use(self, pages: Sequence[SizedPage]) -> None:
+    def use(self, pages: Sequence[PageIO]) -> None:
         """Make known objects the most recent ones, the first page most of all."""
         self.touch([page.label for page in reversed(pages)])
 
@@ -230,7 +215,7 @@ class ScanUnderWay:
         return [(used, label) for _, used, label in some]
 
 
-def page_bytes(page: SizedPage) -> int:
+def page_bytes(page: PageIO) -> int:
     """Sum up the buffers of a page."""
     buffers = page.buffers
     return buffers[0].nbytes if len(buffers) == 1 else sum(map(_NBYTES, buffers))

@@ -26,7 +26,6 @@ from unified_cache.core.files import expanded
 from unified_cache.core.seal import Label
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.storage_backends.common.calls import CallsInFlight
-from unified_cache.storage_backends.common.lru import SizedPage
 from unified_cache.storage_backends.directory.disk import (
     Directory,
     Disk,
@@ -183,7 +182,7 @@ class Stamps:
             return self._new(count)
 
     def record(
-        self, pages: Sequence[SizedPage], hits: Sequence[Answer | bool], stamp: int | None = None
+        self, pages: Sequence[PageIO], hits: Sequence[Answer | bool], stamp: int | None = None
     ) -> dict[Label, int]:
         """Record that hits were used, the first page at ``stamp``, or now, each other one a nanosecond earlier.
 
@@ -200,7 +199,7 @@ class Stamps:
         """Return whether the next use would have times written."""
         return len(self._waiting) > PAGES_WAITING_MAX or self._clock() - self._written_ns > STAMP_GRAIN_NS
 
-    def keep(self, pages: Sequence[SizedPage], hits: Sequence[bool]) -> None:
+    def keep(self, pages: Sequence[PageIO], hits: Sequence[bool]) -> None:
         """Record that hits were used, as ``record`` does, and leave it to a later use to have it written."""
         if self._records_reads:
             with self._guard:
@@ -227,7 +226,7 @@ class Stamps:
         with self._guard:
             return self._take(self._written_ns)
 
-    def _add(self, pages: Sequence[SizedPage], hits: Sequence[Answer | bool], latest: int) -> None:
+    def _add(self, pages: Sequence[PageIO], hits: Sequence[Answer | bool], latest: int) -> None:
         waiting = self._waiting
         for number in range(len(pages) - 1, -1, -1):
             if hits[number]:

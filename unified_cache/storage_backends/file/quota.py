@@ -10,7 +10,7 @@ from threading import Lock
 from typing import NamedTuple
 
 from unified_cache.core.seal import Label
-from unified_cache.storage_backends.common.lru import SizedPage, StoreLru, page_bytes
+from unified_cache.storage_backends.common.lru import StoreLru, page_bytes
 from unified_cache.storage_backends.directory.disk import (
     block_bytes,
     in_blocks,
@@ -225,7 +225,7 @@ class FileQuota:
         short_count = missing_inodes(disk, root_fd, len(batch) + INODES_SPARE)
         return self._evict_oldest(short_bytes, frozenset(page.label for page in batch), max(short_count, 0))
 
-    def record(self, pages: Sequence[SizedPage], hits: Sequence[Answer | bool]) -> None:
+    def record(self, pages: Sequence[PageIO], hits: Sequence[Answer | bool]) -> None:
         """Make hits recent, the first most of all, and count those that another process stored. Waits for no file."""
         if not self._is_counting:
             return

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from threading import Lock
 
 from unified_cache.core.seal import HEADER_BYTES, Label, may_be_coded
-from unified_cache.storage_backends.common.lru import SizedPage, StoreLru, page_bytes
+from unified_cache.storage_backends.common.lru import StoreLru, page_bytes
 from unified_cache.storage_backends.common.names import check_label
 from unified_cache.storage_backends.packed.segment import SegmentKey, SegmentSlot
 from unified_cache.storage_backends.protocol import Answer, PageIO, Scan, StoredObject
@@ -188,7 +188,7 @@ class PageIndex:
             for slot, page in zip(found, pages, strict=True)
         ]
 
-    def record(self, pages: Sequence[SizedPage], hits: Sequence[Answer | bool]) -> None:
+    def record(self, pages: Sequence[PageIO], hits: Sequence[Answer | bool]) -> None:
         """Make hits recent, the first page most of all; one that went meanwhile stays gone."""
         with self._guard:
             self.lru.use([page for page, hit in zip(pages, hits, strict=True) if hit])
