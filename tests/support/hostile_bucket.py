@@ -82,7 +82,7 @@ def refusal(status: int, code: str = "") -> Answer:
 
 
 def policy(objects: dict[str, bytes], *, may_put: bool = True) -> Answer:
-    """Keep objects for who may get them, and put them or not, and may not list: 403 for what is not there."""
+    """Keep objects for who may get them, and put them or not."""
 
     def answer(request: BucketRequest) -> None:
         content = objects.get(request.path)
@@ -91,8 +91,10 @@ def policy(objects: dict[str, bytes], *, may_put: bool = True) -> Answer:
                 return refusal(412, "PreconditionFailed")(request)
             objects[request.path] = request.body
             content = b""
-        elif content is None or request.command not in ("GET", "HEAD"):
+        elif request.command not in ("GET", "HEAD"):
             return refusal(403, "AccessDenied")(request)
+        elif content is None:
+            return refusal(404, "NoSuchKey")(request)
         request.send_response_only(200)
         request.send_header("Content-Length", str(len(content)))
         request.send_header("ETag", '"0"')

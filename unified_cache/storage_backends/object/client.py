@@ -45,7 +45,7 @@ _CERTIFICATE = re.compile(r"InvalidCertificate\((?:\s*Other\(\s*OtherError\()?\s
 
 
 class ForbiddenError(StorageError):
-    """A policy denies a request; S3 says the same of a name that is not there, to who may not list the bucket."""
+    """A policy denies a request."""
 
 
 class Bucket:
@@ -147,6 +147,8 @@ class Bucket:
             if not is_panic(error):
                 raise
             text, retryable, is_forbidden = f"a bug of obstore: {reason_of(str(error))}", False, False
+        if is_forbidden and request in ("head", "get"):
+            text += "; S3 says so of a name that is not there to who may not list: it takes s3:ListBucket"
         kind = ForbiddenError if is_forbidden else StorageError
         raise kind(f"{self.name}: {request} of {name}: {text}", retryable=retryable)
 

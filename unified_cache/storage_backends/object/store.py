@@ -77,8 +77,6 @@ class ObjectStorage(Store):
         """``clock`` gives seconds."""
         self._clock = clock
         self._forbidden_s: float | None = None
-        self._known_name = ""
-        """Of an object that is in the bucket; empty until one is known."""
         self._bucket = bucket
         self._capability = capability
         self._requests = RequestThreads(requests_max)
@@ -110,7 +108,7 @@ class ObjectStorage(Store):
                     found = self._manifest(manifest.identity)
             except ForbiddenError as error:
                 self._decline_puts(error)
-                found, may_put = self._readable_manifest(manifest.identity), False
+                found, may_put = self._manifest(manifest.identity), False
             is_there = found is not None and is_sound(found, manifest.identity)
             if is_there and found != manifest:
                 place = f"{self._bucket.name}/{name}"
@@ -118,8 +116,6 @@ class ObjectStorage(Store):
                 raise StorageError(message, retryable=False)
             if may_put and not is_there:
                 self._bucket.replace(name, content)
-            if may_put or is_there:
-                self._know(name)
 
     def exists(self, labels: Sequence[Label]) -> list[Answer]:
         """Ask for the head of each object."""
@@ -129,7 +125,7 @@ class ObjectStorage(Store):
     def lengths(self, labels: Sequence[Label]) -> list[int | None]:
         """Ask for the head of each object; return its bytes, None where there is none."""
         with self._calls:
-            found = self._asked(labels, lambda label: self._bucket.size_of(_page_name(label)), None)
+            found = self._requests.each(labels, lambda label: self._bucket.size_of(_page_name(label)))
             lengths = [each for each in found if not isinstance(each, StorageError)]
             if len(lengths) < len(found):
                 _raise_last(found)
@@ -203,40 +199,17 @@ class ObjectStorage(Store):
 
     def _answers(self, items: Sequence[Item], ask: Callable[[Item], Answer]) -> list[Answer]:
         """Ask for each item; UNAVAILABLE where that failed and others were answered."""
-        found = self._asked(items, ask, Answer.MISS)
+        found = self._requests.each(items, ask)
         failed = [each for each in found if isinstance(each, StorageError)]
         if failed and not any(isinstance(each, Answer) for each in found):
             _raise_last(failed)
         return [each if isinstance(each, Answer) else Answer.UNAVAILABLE for each in found]
-
-    def _asked(
-        self, items: Sequence[Item], ask: Callable[[Item], Result], absent: Result
-    ) -> list[Result | StorageError | None]:
-        """Ask for each item; ``absent`` where a name is denied that need not be there, and one that is there is not."""
-
-        def asked(item: Item) -> Result | StorageError:
-            try:
-                return ask(item)
-            except ForbiddenError as error:  # raised, it would end the batch
-                return error.with_traceback(None)
-
-        found = self._requests.each(items, asked)
-        if self._known_name and any(isinstance(each, ForbiddenError) for each in found):
-            with suppress(StorageError):
-                if self._bucket.size_of(self._known_name) is not None:
-                    return [absent if isinstance(each, ForbiddenError) else each for each in found]
-        return found
 
     def _decline_puts(self, error: ForbiddenError) -> None:
         """Put nothing for a while, and have it logged where it begins."""
         if self._forbidden_s is None:
             logger.warning("%s: pages are read and none is put, which needs s3:PutObject", error)
         self._forbidden_s = self._clock()
-
-    def _readable_manifest(self, identity: bytes) -> Manifest | None:
-        with suppress(ForbiddenError):
-            return self._manifest(identity)
-        return None
 
     def _exists(self, label: Label) -> Answer:
         return Answer.MISS if self._bucket.size_of(_page_name(label)) is None else Answer.HIT
@@ -257,7 +230,6 @@ class ObjectStorage(Store):
             end = start + buffer.nbytes
             buffer[:] = content[start:end]
             start = end
-        self._know(name)
         return Answer.HIT
 
     def _put(self, page: PageIO, level: Level) -> Answer:
@@ -274,13 +246,7 @@ class ObjectStorage(Store):
             self._decline_puts(error)
             return Answer.DECLINED
         self._forbidden_s = None
-        self._know(name)
         return Answer.STORED
-
-    def _know(self, name: str) -> None:
-        """Remember an object that is there; a manifest, which no rule of lifetime removes, rather than a page."""
-        if not self._known_name.startswith(MANIFESTS):
-            self._known_name = name
 
     def _is_stored(self, label: Label, object_bytes: int, level: Level) -> bool:
         """Return whether what lies under a page's name is that page: by its length, at DURABLE by its seal."""
