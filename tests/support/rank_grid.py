@@ -30,9 +30,6 @@ HYBRID = "hybrid"
 """Full attention by heads, and recurrent state."""
 KINDS = (SHARDED, REPLICATED, MIXED, HYBRID)
 
-StoredCounts = Counter[tuple[str, str]]
-"""Objects of a store by shard and pool."""
-
 
 @dataclass(frozen=True, slots=True)
 class GridCell:
@@ -115,31 +112,11 @@ class GridCell:
         toy = self.engine(ranks, storage)
         return over(toy.cache, toy.cache.clear_storage()).pages_count
 
-    def objects(self) -> StoredCounts:
-        """Return what a store must hold once the group has backed the prompt up: each share once."""
+    def objects(self) -> Counter[str]:
+        """Count by pool what a store must hold once the group has backed the prompt up: each share once."""
         pages = {"kv": PROMPT_PAGES, "index": PROMPT_PAGES, "swa": 2, "state": 1}
-        named: dict[tuple[str, str], int] = {}
-        for rank in range(self.ranks_count):
-            stage, tensor_rank = divmod(rank, self.tensor_size)
-            names = self._names(stage, tensor_rank)
-            named.update({(names[pool.name == "state"], pool.name): pages[pool.name] for pool in self.layout.pools})
-        return Counter(named)
-
-    def _names(self, stage: int, tensor_rank: int) -> tuple[str, str]:
-        """Return the names of attention and of state, spelt out."""
-        layers = LAYERS // self.stages_count
-        place = f"layers {stage * layers}-{(stage + 1) * layers}/{LAYERS}"
-        if self.context_size > 1:
-            place += f", tokens {tensor_rank % self.context_size}/{self.context_size} by 1"
-        heads_total = 1 if self.kind in (REPLICATED, MIXED) else KV_HEADS
-        holders = max(1, self.tensor_size // heads_total)
-        held = max(1, heads_total // self.tensor_size)
-        first = tensor_rank * heads_total // self.tensor_size
-        heads = f"heads {first}-{first + held}/{heads_total}"
-        replicas = holders // self.context_size
-        own = f"{heads}, replica {tensor_rank % holders // self.context_size}/{replicas}" if replicas > 1 else heads
-        latent = self.kind in (REPLICATED, MIXED)
-        return (place if latent else f"{heads}, {place}"), f"{own}, {place}"
+        shares = {share for rank in range(self.ranks_count) for share in self.shares(rank).items()}
+        return Counter(pool for pool, _ in shares for _ in range(pages[pool]))
 
 
 def cells(ranks_count: int) -> Iterator[GridCell]:
