@@ -12,26 +12,27 @@ from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
 
 from tests.support.budget import LONG
-from tests.support.cache import ToyEngine
 from tests.support.files import DiskFault, FaultyDisk
-from tests.support.operations import UnreturnedCall
+from tests.support.operations import UnreturnedCall, engine
 from tests.support.store_kinds import StoreKind
 from unified_cache.components import Full, RecurrentState, SlidingWindow
-from unified_cache.controller import InlineWorkers
 from unified_cache.controller.copies.gpu import AT_ONCE, Copied
 from unified_cache.controller.ledger import Ledger
-from unified_cache.controller.memory import PageMemory, TieredMemory
+from unified_cache.controller.memory import TieredMemory
 from unified_cache.core.errors import CacheError, StorageTimeoutError
 from unified_cache.core.page import Prompt
 from unified_cache.core.pool import ModelLayout, Pages, PoolSpec, Slots, Tier
 from unified_cache.core.seal import Label
-from unified_cache.storage_backends.protocol import Answer, Level, PageIO, Store
-from unified_cache.storage_backends.verified import VerifiedStorage
+from unified_cache.storage_backends.protocol import Level, Store
+from unified_cache.storage_backends.wrappers.layer import Method, StorageLayer
+
+Result = TypeVar("Result")
 
 PAGE = 16
 LAYOUT = ModelLayout(
@@ -67,20 +68,20 @@ class CacheUnderFaults:
     root: Path
     kind: StoreKind = StoreKind.FILE
     disk: FaultyDisk = field(default_factory=FaultyDisk)
-    copies: Trigger = field(default_factory=Trigger)
+    copies: Trigger = field(init=False)
     allocations: Trigger = field(default_factory=Trigger)
     timeouts: Trigger = field(default_factory=Trigger)
-    copies_half: bool = False
-    """Whether a copy that goes wrong has moved half of its pages; else none."""
     calls: list[UnreturnedCall] = field(default_factory=list)
     prompts: dict[tuple[int, ...], Prompt] = field(default_factory=dict)
     """By contents, the one that a history asked for last at the end."""
 
     def __post_init__(self) -> None:
-        self.toy = ToyEngine(LAYOUT, SIZES, SIZES, None, InlineWorkers())
+        self.toy = engine(layout=LAYOUT, device=SIZES, memory=FaultyMemory)
         self.cache = self.toy.cache
-        memory = FaultyMemory(self.cache._memory, self)
-        self.cache._memory = self.cache._loads._memory = self.cache._backups._memory = memory
+        memory = self.cache._memory
+        assert isinstance(memory, FaultyMemory)
+        self.memory = memory
+        self.copies = memory.copies
         self.store = SlowStorage(self.kind.open(self.root, disk=self.disk), self)
         self.cache.attach(self.store)
         self.disk.calls.clear()
@@ -168,10 +169,11 @@ class CacheUnderFaults:
 class FaultyMemory(TieredMemory):
     """Memory of which one copy goes wrong, with nothing moved or half of it."""
 
-    def __init__(self, memory: PageMemory, world: CacheUnderFaults) -> None:
-        assert isinstance(memory, TieredMemory)
-        super().__init__(memory._rows, memory._host, memory._gpu)
-        self._world = world
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.copies = Trigger()
+        self.copies_half = False
+        """Whether a copy that goes wrong has moved half of its pages; else none."""
 
     def backup(self, pool: PoolSpec, source: Slots, target: Slots) -> None:
         self._copy(partial(super().backup, pool), source, target)
@@ -181,43 +183,32 @@ class FaultyMemory(TieredMemory):
         return AT_ONCE
 
     def seal(self, pool: PoolSpec, slots: Slots, labels: Iterable[Label]) -> None:
-        if self._world.copies.fires():
+        if self.copies.fires():
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         super().seal(pool, slots, labels)
 
     def _copy(self, copy: Callable[[Slots, Slots], object], source: Slots, target: Slots) -> None:
-        if self._world.copies.fires():
-            if self._world.copies_half:
+        if self.copies.fires():
+            if self.copies_half:
                 half = len(source) // 2
                 copy(source[:half], target[:half])
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         copy(source, target)
 
 
-class SlowStorage(VerifiedStorage):
-    """A store of which one call does not return in time; the buffers are filled with rubbish until it does."""
+class SlowStorage(StorageLayer):
+    """A store of which one call does not return in time."""
 
     def __init__(self, backend: Store, world: CacheUnderFaults) -> None:
         super().__init__(backend)
         self._world = world
 
-    def get(self, pages: Sequence[PageIO]) -> list[Answer]:
-        self._maybe_hang("get")
-        return super().get(pages)
-
-    def put(self, pages: Sequence[PageIO], level: Level) -> list[Answer]:
-        self._maybe_hang("put")
-        return super().put(pages, level)
-
-    def exists(self, labels: Sequence[Label]) -> list[Answer]:
-        self._maybe_hang("exists")
-        return super().exists(labels)
-
-    def _maybe_hang(self, name: str) -> None:
-        if self._world.timeouts.fires():
-            call = UnreturnedCall(name)
+    def _call(self, method: Method, work: Callable[[], Result]) -> Result:
+        if method in (Method.GET, Method.PUT, Method.EXISTS) and self._world.timeouts.fires():
+            call = UnreturnedCall(method.value)
             self._world.calls.append(call)
-            raise StorageTimeoutError(f"{name} hangs", call)
+            raise StorageTimeoutError(f"{method.value} hangs", call)
+        return work()
 
 
 # ---- ten histories -----------------------------------------------------------------------------------------------
@@ -344,7 +335,7 @@ def test_a_copy_that_goes_wrong(history: History, copies_half: bool, memory_path
     assert right.copies.count > 0
     for number in failing_calls(right.copies.count):
         world = CacheUnderFaults(memory_path / str(number))
-        world.copies_half = copies_half
+        world.memory.copies_half = copies_half
         world.copies.at = number
         history(world)
         world.check()

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from tests.support.budget import PHASES, examples
 from tests.support.components import COMPONENT_SETS
-from tests.support.conversations import ROOM, HostModel, VanishingStorage, cramped, pages_on, store_turns
-from tests.support.operations import Stepped, prompt_of_pages, serve, started
+from tests.support.conversations import ROOM, HostModel, pages_on, store_turns
+from tests.support.operations import Stepped, engine, prompt_of_pages, serve, started
+from tests.support.store_calls import ScriptedStorage, at, raising
 from unified_cache.controller import OperationState
 from unified_cache.controller.prefetch import READS_MAX
 from unified_cache.core.errors import StorageError
@@ -18,6 +19,7 @@ from unified_cache.core.page import Prompt
 from unified_cache.core.pool import ModelLayout, Tier
 from unified_cache.core.seal import Label
 from unified_cache.storage_backends.protocol import BATCH_OBJECTS
+from unified_cache.storage_backends.wrappers.layer import Method
 
 PAGES_MAX = 10
 
@@ -35,11 +37,12 @@ class Trial:
 
     def run(self, ends_before: int | None, end: str) -> None:
         """Run it; before the get of that number it is concluded, or fails."""
-        layout, store, workers = self.layout, VanishingStorage(), Stepped()
+        layout, store, workers = self.layout, ScriptedStorage(), Stepped()
         store_turns(layout, store, self.turns)
         objects = sorted(store._pages)
         store.vanishing = {objects[number % len(objects)] for number in self.vanishing}
-        toy = cramped(layout, store, workers, (self.room[0], *(self.room[1] for _ in layout.components[1:])))
+        rooms = (self.room[0], *(self.room[1] for _ in layout.components[1:]))
+        toy = engine(store, layout=layout, device=ROOM, host=rooms, workers=workers)
         cache = toy.cache
         prompt = prompt_of_pages(cache, PAGES_MAX)
         if self.on_device:
@@ -48,22 +51,18 @@ class Trial:
         known_end = cache.match(prompt).host_end
         operation = started(cache.prefetch(prompt))
 
-        def end_early(number: int) -> None:
-            if number == ends_before and end == "concluded":
-                cache.finish_early(operation)
-            if number == ends_before and end == "failed":
-                raise StorageError("gone", retryable=False)
-
-        store.before_get = end_early
+        if ends_before is not None:
+            fail = raising(StorageError("gone", retryable=False))
+            act = fail if end == "failed" else lambda: cache.finish_early(operation)
+            store.before[Method.GET] = at(ends_before, act)
         reads_count = 0
         while workers.waiting:
-            calls_count = store.calls_count
+            store.calls.clear()
             workers.run()
-            reads_count += store.calls_count > calls_count
+            reads_count += Method.GET in store.calls
             cache.poll()
             cache.check()
         model = HostModel.of(layout, prompt, store.came, in_memory)
-        rooms = (self.room[0], *(self.room[1] for _ in layout.components[1:]))
         asked = self.pages_of(prompt, store.asked)
         is_short = False
         for held, came, wanted, room in zip(pages_on(cache, prompt, *Tier), model.pages, asked, rooms, strict=True):

@@ -1,8 +1,9 @@
 """A cache with real bytes and an oracle: what every page must hold, whoever brings it."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -10,9 +11,10 @@ import torch
 
 from tests.support.components import toy_components
 from unified_cache.cache.cache import UnifiedCache
-from unified_cache.controller import Workers
+from unified_cache.controller import InlineWorkers, ThreadWorkers, Workers
 from unified_cache.controller.copies.gpu import ComputeStreams
-from unified_cache.controller.memory import DevicePool
+from unified_cache.controller.memory import DevicePool, TieredMemory
+from unified_cache.controller.ranks import LocalRanks, RankGroup
 from unified_cache.core.config import CacheConfig, WritePolicy
 from unified_cache.core.page import DEFAULT_NAMESPACE, MediaItem, Namespace, PageKey, Prompt, TokensLike
 from unified_cache.core.pool import Identity, ModelLayout, PoolSpec, Slots, Tier
@@ -67,7 +69,7 @@ class ToyEngine:
     layout: ModelLayout
     device_pages: tuple[int, ...]
     host_pages: tuple[int, ...]
-    storage: Store | None
+    storage: Store | str | None
     workers: Workers | None
     identity: Identity = IDENTITY
     shares: Mapping[str, str] = field(default_factory=dict)
@@ -75,6 +77,12 @@ class ToyEngine:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     after: ComputeStreams | None = None
     """Streams that it computes on, where they are not the current one."""
+    ranks: RankGroup = field(default_factory=LocalRanks)
+    clock: Callable[[], float] | None = None
+    """What times transfers, where it is not the machine's."""
+    memory: type[TieredMemory] = TieredMemory
+    fields: Mapping[str, object] = field(default_factory=dict)
+    """Fields of the cache's configuration that are not as usual."""
     pools: dict[str, DevicePool] = field(init=False)
     cache: UnifiedCache = field(init=False)
     digest: bytes = field(init=False)
@@ -90,17 +98,39 @@ class ToyEngine:
                 layers = [torch.full(shape, 0xDB, dtype=torch.uint8, device=self.device) for shape in shapes]
                 layers[1] = layers[1].view(torch.int16)
                 self.pools[pool.name] = DevicePool(pool, layers)
-        self.cache = WholePromptCache.open(
-            self.layout,
-            CacheConfig(self.device_pages, self.host_pages, write=WritePolicy.ON_CALL, guard=None),
-            list(self.pools.values()),
-            identity=self.identity,
-            storage=self.storage,
-            workers=self.workers,
-            after=self.after,
-        )
-        self.layout = self.cache.layout
+        self.layout = self.layout.with_tensors({name: pool.tensors for name, pool in self.pools.items()})
         self.digest = self.identity.digest(self.layout)
+        self._open(self.storage, self.workers)
+
+    def reopen(
+        self, storage: Store | str | None = None, workers: Workers | None = None, **fields: object
+    ) -> UnifiedCache:
+        """Put another cache over the same tensors, with fields of its configuration changed; its jobs run at once."""
+        self.fields = {**self.fields, **fields}
+        self._open(storage, InlineWorkers() if workers is None else workers)
+        return self.cache
+
+    def _open(self, storage: Store | str | None, workers: Workers | None) -> None:
+        usual = CacheConfig(self.device_pages, self.host_pages, write=WritePolicy.ON_CALL, guard=None)
+        config = replace(usual, **self.fields)  # type: ignore[arg-type]  # fields of CacheConfig by name
+        pools = list(self.pools.values())
+        if self.clock is None and self.memory is TieredMemory:
+            self.cache = WholePromptCache.open(
+                self.layout,
+                config,
+                pools,
+                identity=self.identity,
+                storage=storage,
+                workers=workers,
+                ranks=self.ranks,
+                after=self.after,
+            )
+            return
+        memory, clock = self.memory.fitting(self.layout, config, pools), self.clock or time.monotonic
+        workers = ThreadWorkers.start() if workers is None else workers
+        self.cache = WholePromptCache(self.layout, config, memory, workers, self.identity, self.ranks, clock)
+        if storage is not None:
+            self.cache.attach(storage)
 
     @property
     def page_size(self) -> int:

@@ -1,66 +1,25 @@
 """Conversations that lie in storage turn by turn, and a store of which some of it does not come."""
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from tests.support.cache import IDENTITY, ToyEngine
-from tests.support.operations import serve
+from tests.support.cache import IDENTITY
+from tests.support.operations import engine, serve
 from unified_cache.cache.cache import UnifiedCache
-from unified_cache.controller import InlineWorkers, Workers
 from unified_cache.core.page import Prompt
 from unified_cache.core.pool import Identity, ModelLayout, Tier
 from unified_cache.core.seal import Label
 from unified_cache.storage_backends.memory import MemoryStorage
-from unified_cache.storage_backends.protocol import Answer, PageIO
 
 ROOM = 60
 """Pages that each component can hold on each tier."""
 
 
-class VanishingStorage(MemoryStorage):
-    """Says of some objects that it has them, and does not bring them; tells what came."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.vanishing: set[Label] = set()
-        self.asked: list[Label] = []
-        """Objects asked for, in that order."""
-        self.came: list[Label] = []
-        """Those of them that were read."""
-        self.calls_count = 0
-        """Calls of get."""
-        self.before_get: Callable[[int], None] = lambda number: None
-        """Called before each get with its number, from 0."""
-
-    def get(self, pages: Sequence[PageIO]) -> list[Answer]:
-        self.before_get(self.calls_count)
-        self.calls_count += 1
-        self.asked += [page.label for page in pages]
-        there = [page for page in pages if page.label not in self.vanishing]
-        found = dict(zip((page.label for page in there), super().get(there), strict=True))
-        answers = [found.get(page.label, Answer.MISS) for page in pages]
-        self.came += [page.label for page, answer in zip(pages, answers, strict=True) if answer]
-        return answers
-
-
-def remembered(
-    layout: ModelLayout, store: MemoryStorage, workers: Workers | None = None, identity: Identity = IDENTITY
-) -> ToyEngine:
-    """Return a cache over a store; its memory holds nothing yet."""
-    sizes = tuple(ROOM for _ in layout.components)
-    return ToyEngine(layout, sizes, sizes, store, InlineWorkers() if workers is None else workers, identity)
-
-
-def cramped(layout: ModelLayout, store: MemoryStorage, workers: Workers, host_pages: Sequence[int]) -> ToyEngine:
-    """Return a cache as ``remembered``, whose host has room for so many pages of each component."""
-    return ToyEngine(layout, tuple(ROOM for _ in layout.components), tuple(host_pages), store, workers)
-
-
 def store_turns(layout: ModelLayout, store: MemoryStorage, turns: Iterable[int], identity: Identity = IDENTITY) -> None:
     """Have another cache serve and store the conversation as it was after each turn, in pages."""
-    toy = remembered(layout, store, None, identity)
+    toy = engine(store, layout=layout, device=ROOM, identity=identity)
     for end in turns:
         toy.cache.backup(serve(toy, end))
         toy.cache.wait_all(5)

@@ -1,24 +1,32 @@
 """Caches whose jobs run, and whose time passes, when a test says so."""
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import numpy as np
 
-from tests.support.cache import ToyEngine, WholePromptCache, toy_layout
+from tests.support.cache import IDENTITY, ToyEngine, toy_layout
 from unified_cache.cache.cache import UnifiedCache
 from unified_cache.controller import InlineWorkers, NotStarted, Operation, Workers
 from unified_cache.controller.controller import Finished, run_job
+from unified_cache.controller.memory import TieredMemory
 from unified_cache.controller.operation import Job
+from unified_cache.controller.ranks import LocalRanks, RankGroup
 from unified_cache.core.page import Prompt
+from unified_cache.core.pool import Identity, ModelLayout
+from unified_cache.core.shards import Extent, Shard
 from unified_cache.core.window import SPAN_ALL
 from unified_cache.storage_backends.memory import MemoryStorage
+from unified_cache.storage_backends.protocol import Store
 
 Value = TypeVar("Value")
 
 PAGE = 16
 SPANS = (SPAN_ALL, 2)
+FULL = toy_layout((SPAN_ALL,), PAGE)
+HYBRID = toy_layout(SPANS, PAGE)
 
 SETTLE_S = 30.0
 """For all transfers to end."""
@@ -71,23 +79,45 @@ class UnreturnedCall:
         return self.returned
 
 
-def engine(storage: MemoryStorage | None = None, *, host: int = 12, workers: Workers | None = None) -> ToyEngine:
-    return ToyEngine(
-        toy_layout(SPANS, PAGE), (12, 8), (host, host and 8), storage, InlineWorkers() if workers is None else workers
+def head_of(ranks: RankGroup) -> Identity:
+    """Return the identity of a rank of a tensor-parallel group that has a head for each rank."""
+    return replace(IDENTITY, shard=Shard.of_rank(ranks.rank, ranks.size, ranks.size, Extent.whole(1)))
+
+
+def engine(  # noqa: PLR0913  # each is one part of a cache, all but the store by name
+    storage: Store | str | None = None,
+    *,
+    layout: ModelLayout = HYBRID,
+    device: int | tuple[int, ...] = (12, 8),
+    host: int | tuple[int, ...] | None = None,
+    workers: Workers | None = None,
+    ranks: RankGroup = LocalRanks(),
+    identity: Identity | None = None,
+    clock: Callable[[], float] | None = None,
+    memory: type[TieredMemory] = TieredMemory,
+    **fields: object,
+) -> ToyEngine:
+    """Return an engine whose jobs run at once, unless it has other ``workers``; ``fields`` are its configuration's.
+
+    A number of pages is that of every component; the host has as many as the device, unless it is told. A rank of
+    several holds a head of its own.
+    """
+    host = device if host is None else host
+    device_pages, host_pages = (
+        (pages,) * len(layout.components) if isinstance(pages, int) else pages for pages in (device, host)
     )
-
-
-def configured(toy: ToyEngine, **fields: object) -> UnifiedCache:
-    """Return another cache over the same tensors, with a changed configuration."""
-    return configured_with(InlineWorkers(), toy, **fields)
-
-
-def configured_with(workers: Workers, toy: ToyEngine, **fields: object) -> UnifiedCache:
-    """Return what ``configured`` does, over these workers."""
-    config = replace(toy.cache.config, **fields)  # type: ignore[arg-type]  # fields of CacheConfig by name
-    pools = list(toy.pools.values())
-    toy.cache = WholePromptCache.open(toy.layout, config, pools, identity=toy.cache.identity, workers=workers)
-    return toy.cache
+    return ToyEngine(
+        layout,
+        device_pages,
+        host_pages,
+        storage,
+        InlineWorkers() if workers is None else workers,
+        identity or (IDENTITY if ranks.size == 1 else head_of(ranks)),
+        ranks=ranks,
+        clock=clock,
+        memory=memory,
+        fields=fields,
+    )
 
 
 def filled(store: MemoryStorage, pages: int = 6) -> None:

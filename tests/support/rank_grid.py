@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 
 from tests.support.cache import IDENTITY, ToyEngine, with_toy_tensors
 from tests.support.operations import over, prompt_of_pages, serve
-from tests.support.ranks import ranked
 from unified_cache.controller import InlineWorkers, OperationState
 from unified_cache.controller.ranks import RankGroup
 from unified_cache.core.pool import Component, Identity, ModelLayout, PoolSpec
@@ -88,9 +87,9 @@ class GridCell:
         """Open the cache of one rank, with nothing in memory."""
         room = tuple(12 for _ in self.layout.components)
         identity = self.identity(ranks.rank)
-        toy = ToyEngine(self.layout, room, room, None, InlineWorkers(), identity, self.shares(ranks.rank))
-        ranked(toy, ranks, storage, identity=identity)
-        return toy
+        return ToyEngine(
+            self.layout, room, room, storage, InlineWorkers(), identity, self.shares(ranks.rank), ranks=ranks
+        )
 
     def back_up(self, ranks: RankGroup, storage: Store) -> None:
         """Compute a prompt and back it up, on to storage."""

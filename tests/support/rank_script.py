@@ -11,10 +11,10 @@ from tests.support.cache import ToyEngine, toy_layout
 from tests.support.cache_model import Census
 from tests.support.components import SPAN_SETS
 from tests.support.faulty_storage import FaultyStorage, SeededFaults, StorageFault
-from tests.support.operations import SETTLE_S, out_pages
-from tests.support.ranks import Declining, digest_of, ranked
+from tests.support.operations import SETTLE_S, engine, out_pages
+from tests.support.ranks import Declining, digest_of
 from tests.support.seeded_workers import SeededWorkers
-from unified_cache.controller import InlineWorkers, NotStarted, Operation, OperationState
+from unified_cache.controller import NotStarted, Operation, OperationState
 from unified_cache.controller.controller import Finished
 from unified_cache.controller.jobs import FetchJob, ProbeJob
 from unified_cache.controller.operation import Job
@@ -143,11 +143,12 @@ class Rank:
         roomy = not self.troubled
         device = tuple(40 if roomy else 14 for _ in self.spans)
         host = tuple(400 if roomy else 18 for _ in self.spans)
-        self.toy = ToyEngine(toy_layout(self.spans, PAGE), device, host, None, InlineWorkers())
         self.store = MemoryStorage()
         self.workers = WatchedWorkers(self.own)
         self.workers.rank = self
-        self.cache = ranked(self.toy, self.ranks, None, self.workers, write=WritePolicy.THROUGH)
+        layout, write = toy_layout(self.spans, PAGE), WritePolicy.THROUGH
+        self.toy = engine(layout=layout, device=device, host=host, workers=self.workers, ranks=self.ranks, write=write)
+        self.cache = self.toy.cache
         self.cache.attach(self.store)
         if self.troubled:
             tier = self.cache._storage

@@ -5,22 +5,16 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import replace
 from threading import Barrier, BrokenBarrierError
 from typing import TypeVar
 
 import numpy as np
 
-from tests.support.cache import IDENTITY, ToyEngine, WholePromptCache
 from tests.support.cache_model import walk
 from unified_cache.cache.cache import UnifiedCache
-from unified_cache.controller import InlineWorkers, Workers
-from unified_cache.controller.ranks import RankGroup
 from unified_cache.core.errors import RankLostError
-from unified_cache.core.pool import Identity, Pages, Slots, Tier
-from unified_cache.core.shards import Extent, Shard
+from unified_cache.core.pool import Pages, Slots, Tier
 from unified_cache.core.slots import PairedAllocator, SlotAllocator
-from unified_cache.storage_backends.protocol import Store
 
 Result = TypeVar("Result")
 
@@ -88,33 +82,6 @@ def in_threads(size: int, live: Callable[[ThreadRanks], Result], timeout_s: floa
 
 
 # ---- one rank's cache ----------------------------------------------------------------------------------------------
-
-
-def head_of(ranks: RankGroup) -> Identity:
-    """Return the identity of a rank of a tensor-parallel group that has a head for each rank."""
-    return replace(IDENTITY, shard=Shard.of_rank(ranks.rank, ranks.size, ranks.size, Extent.whole(1)))
-
-
-def ranked(
-    toy: ToyEngine,
-    ranks: RankGroup,
-    storage: Store | None,
-    workers: Workers | None = None,
-    identity: Identity | None = None,
-    **fields: object,
-) -> UnifiedCache:
-    """Put a rank's cache over an engine's tensors, ``fields`` of its configuration changed."""
-    config = replace(toy.cache.config, **fields)  # type: ignore[arg-type]  # fields of CacheConfig by name
-    toy.cache = WholePromptCache.open(
-        toy.layout,
-        config,
-        list(toy.pools.values()),
-        identity=head_of(ranks) if identity is None else identity,
-        storage=storage,
-        workers=InlineWorkers() if workers is None else workers,
-        ranks=ranks,
-    )
-    return toy.cache
 
 
 def digest_of(cache: UnifiedCache) -> str:

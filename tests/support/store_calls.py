@@ -105,25 +105,36 @@ class ScriptedStorage(MemoryStorage):
         self.taken: set[Label] = set()
         """Objects that it ever took."""
         self.touched: list[Label] = []
+        self.asked: list[Label] = []
+        """Objects that it was to get."""
+        self.came: list[Label] = []
+        """Those of them that were read."""
+        self.given: Sequence[PageIO] = ()
+        """Pages of the get or put that came last."""
+        self.vanishing: set[Label] = set()
+        """Objects that it says it has, and does not bring."""
         self.failing: set[Method] = set()
         """Calls that raise."""
         self.before: dict[Method, Act] = {}
         self.after: dict[Method, Act] = {}
-        self.answer: Answer | None = None
-        """Its answer to every put; None to store the page."""
+        self.answers: dict[Method, Answer] = {}
+        """What it answers for every object of a call, in the place of what is true."""
 
     def register(self, manifest: Manifest, slabs: Mapping[str, memoryview]) -> None:
         self._call(Method.REGISTER, lambda: super(ScriptedStorage, self).register(manifest, slabs))
 
     def exists(self, labels: Sequence[Label]) -> list[Answer]:
-        return self._call(Method.EXISTS, lambda: super(ScriptedStorage, self).exists(labels))
+        return self._answer(Method.EXISTS, labels, lambda: super(ScriptedStorage, self).exists(labels))
 
     def get(self, pages: Sequence[PageIO]) -> list[Answer]:
-        return self._call(Method.GET, lambda: super(ScriptedStorage, self).get(pages))
+        self.given = pages
+        self.asked += [page.label for page in pages]
+        return self._answer(Method.GET, pages, lambda: self._get(pages))
 
     def put(self, pages: Sequence[PageIO], level: Level) -> list[Answer]:
+        self.given = pages
         self.offered += [page.label for page in pages]
-        return self._call(Method.PUT, lambda: self._put(pages, level))
+        return self._answer(Method.PUT, pages, lambda: self._put(pages, level))
 
     def touch(self, labels: Sequence[Label]) -> None:
         self.touched += labels
@@ -138,12 +149,20 @@ class ScriptedStorage(MemoryStorage):
     def close(self) -> None:
         self._call(Method.CLOSE, super().close)
 
+    def _get(self, pages: Sequence[PageIO]) -> list[Answer]:
+        there = [page for page in pages if page.label not in self.vanishing]
+        found = dict(zip((page.label for page in there), super().get(there), strict=True))
+        self.came += [page.label for page in pages if found.get(page.label)]
+        return [found.get(page.label, Answer.MISS) for page in pages]
+
     def _put(self, pages: Sequence[PageIO], level: Level) -> list[Answer]:
-        if self.answer is not None:
-            return [self.answer] * len(pages)
         answers = super().put(pages, level)
         self.taken |= {page.label for page, answer in zip(pages, answers, strict=True) if answer}
         return answers
+
+    def _answer(self, method: Method, of: Sequence[object], work: Callable[[], list[Answer]]) -> list[Answer]:
+        answer = self.answers.get(method)
+        return self._call(method, work if answer is None else lambda: [answer] * len(of))
 
     def _call(self, method: Method, work: Callable[[], Result]) -> Result:
         self.calls.append(method)

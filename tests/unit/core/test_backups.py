@@ -1,18 +1,14 @@
 """Backups: what an operation tells of them, what storage is offered, what failures and evictions leave undone."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.support.cache import ToyEngine, toy_layout
+from tests.support.cache import ToyEngine
 from tests.support.operations import (
     PAGE,
-    SPANS,
     Stepped,
-    configured,
-    configured_with,
     engine,
     filled,
     out_pages,
@@ -24,7 +20,7 @@ from tests.support.operations import (
 )
 from tests.support.store_calls import ScriptedStorage
 from unified_cache.cache.cache import UnifiedCache
-from unified_cache.controller import InlineWorkers, LeftOut, NotStarted, OperationState, TransferKind
+from unified_cache.controller import LeftOut, NotStarted, OperationState, TransferKind
 from unified_cache.core.config import CacheConfig, Prefetching, WritePolicy
 from unified_cache.core.errors import ConfigError, CopyError
 from unified_cache.core.page import MediaItem, Prompt
@@ -36,15 +32,6 @@ from unified_cache.storage_backends.wrappers.layer import Method
 
 PROMPT_PAGES = 4 + 2
 """Pages of a prompt of four, of both components."""
-
-
-def writing(write: WritePolicy, store: ScriptedStorage | None = None, *, host: int = 16, **fields: object) -> ToyEngine:
-    """Return an engine whose cache writes by that policy, over that store."""
-    toy = ToyEngine(toy_layout(SPANS, PAGE), (12, 8), (host, host), None, InlineWorkers())
-    cache = configured(toy, write=write, **fields)
-    if store is not None:
-        cache.attach(store)
-    return toy
 
 
 # ---- telling -----------------------------------------------------------------------------------------------------
@@ -63,7 +50,7 @@ def test_a_backup_tells_how_many_pages_storage_has_at_that_level(tmp_path: Path)
 )
 def test_a_backup_that_stored_nothing_says_so(answer: Answer, reason: LeftOut) -> None:
     store = ScriptedStorage()
-    store.answer = answer
+    store.answers[Method.PUT] = answer
     toy = engine(store)
     operation = over(toy.cache, toy.cache.backup(serve(toy, 4), Level.DURABLE))
     assert (operation.state, operation.pages_count) == (OperationState.PARTIAL, PROMPT_PAGES)
@@ -82,7 +69,7 @@ def test_without_storage_no_page_is_offered() -> None:
 
 def test_write_through_offers_a_page_to_storage_once() -> None:
     store = ScriptedStorage()
-    toy = writing(WritePolicy.THROUGH, store)
+    toy = engine(store, host=16, write=WritePolicy.THROUGH)
     for pages in range(1, 9):
         serve(toy, pages)
         toy.cache.wait_all(1)
@@ -97,7 +84,7 @@ def test_what_memory_resumes_prompts_from_stays_in_a_store_that_evicts() -> None
     store = MemoryStorage()
     filled(store, 8)
     store = MemoryStorage(2 * store.bytes_used)
-    toy = writing(WritePolicy.ON_CALL, host=24)
+    toy = engine(host=24, write=WritePolicy.ON_CALL)
     toy.cache.attach(store)
     document = tokens(4)
     prompts = [toy.cache.prompt(document)]
@@ -111,7 +98,7 @@ def test_what_memory_resumes_prompts_from_stays_in_a_store_that_evicts() -> None
 def test_write_through_offers_nothing_that_came_from_storage() -> None:
     store = ScriptedStorage()
     filled(store, 4)
-    toy = writing(WritePolicy.THROUGH, store)
+    toy = engine(store, host=16, write=WritePolicy.THROUGH)
     store.offered.clear()
     over(toy.cache, toy.cache.prefetch(toy.cache.prompt(tokens(4))))
     over(toy.cache, toy.cache.load(toy.cache.prompt(tokens(4))))
@@ -124,7 +111,7 @@ def test_write_through_offers_nothing_that_came_from_storage() -> None:
 
 def test_two_backups_at_a_time_offer_what_they_share_once() -> None:
     store = ScriptedStorage()
-    toy = writing(WritePolicy.THROUGH, store)
+    toy = engine(store, host=16, write=WritePolicy.THROUGH)
     serve(toy, 4)
     serve(toy, 6)
     toy.cache.wait_all(1)
@@ -132,9 +119,9 @@ def test_two_backups_at_a_time_offer_what_they_share_once() -> None:
 
 
 def test_a_backup_leaves_what_another_one_copies_to_that() -> None:
-    toy = engine(MemoryStorage())
     workers = Stepped()
-    cache = configured_with(workers, toy, write=WritePolicy.ON_CALL)
+    toy = engine(workers=workers)
+    cache = toy.cache
     prompt = serve(toy, 4)
     first, second = started(cache.backup(prompt)), started(cache.backup(prompt))
     while workers.waiting:
@@ -147,7 +134,7 @@ def test_a_backup_leaves_what_another_one_copies_to_that() -> None:
 @pytest.mark.parametrize("how", ["cleared", "other store"])
 def test_write_through_offers_again_what_storage_has_no_more(how: str) -> None:
     store = ScriptedStorage()
-    toy = writing(WritePolicy.THROUGH, store)
+    toy = engine(store, host=16, write=WritePolicy.THROUGH)
     serve(toy, 4)
     toy.cache.wait_all(1)
     if how == "cleared":
@@ -172,7 +159,7 @@ def resumed_from(store: MemoryStorage, prompt: Prompt) -> int:
 def test_prompts_that_wait_for_a_store_are_bounded_by_the_pages_of_memory_and_what_falls_out_is_counted() -> None:
     store = ScriptedStorage()
     store.failing = {Method.PUT}
-    toy = writing(WritePolicy.THROUGH, store, host=16)
+    toy = engine(store, host=16, write=WritePolicy.THROUGH)
     for number in range(9):
         serve(toy, 4, first=1000 * number)
         toy.cache.wait_all(1)
@@ -192,13 +179,13 @@ def resumable(toy: ToyEngine, prompt: Prompt) -> int:
 
 
 def test_what_is_evicted_on_call_is_lost() -> None:
-    toy = writing(WritePolicy.ON_CALL)
+    toy = engine(host=16, write=WritePolicy.ON_CALL)
     prompts = [serve(toy, 4, first=1000 * number) for number in range(4)]
     assert [resumable(toy, prompt) for prompt in prompts] == [0, 4, 4, 4]
 
 
 def test_a_page_written_back_when_it_is_evicted_keeps_its_picture() -> None:
-    toy = writing(WritePolicy.BACK, dirty_share=1.0)
+    toy = engine(host=16, write=WritePolicy.BACK, dirty_share=1.0)
     cat, dog = (toy.cache.prompt([7] * (4 * PAGE), media=[MediaItem(PAGE, 1, name)]) for name in ("cat", "dog"))
     toy.run(cat)
     assert toy.cache.stats().traffic[TransferKind.BACKUP].component_pages[0] == 0
@@ -209,7 +196,7 @@ def test_a_page_written_back_when_it_is_evicted_keeps_its_picture() -> None:
 
 
 def test_a_page_that_cannot_be_copied_is_lost_and_the_allocation_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    toy = writing(WritePolicy.BACK, dirty_share=1.0)
+    toy = engine(host=16, write=WritePolicy.BACK, dirty_share=1.0)
     prompts = [serve(toy, 4, first=1000 * number) for number in range(3)]
 
     def failing(pool: PoolSpec, source: Slots, target: Slots) -> None:
@@ -223,13 +210,12 @@ def test_a_page_that_cannot_be_copied_is_lost_and_the_allocation_goes_on(monkeyp
 
 
 def test_what_was_evicted_before_its_turn_is_stored_at_the_end(tmp_path: Path) -> None:
-    toy = writing(WritePolicy.BACK, dirty_share=1.0)
+    toy = engine(host=16, write=WritePolicy.BACK, dirty_share=1.0)
     toy.cache.attach(FileStorage.open(tmp_path))
     prompts = [serve(toy, 4, first=1000 * number) for number in range(4)]
     assert toy.cache.match(prompts[0]).device_end == 0
     assert toy.cache.close() == []
-    other = configured(engine(host=16))
-    other.attach(FileStorage.open(tmp_path))
+    other = engine(FileStorage.open(tmp_path), host=16).cache
     for prompt in prompts:
         other.prefetch(prompt)
         other.wait_all(1)
@@ -249,8 +235,7 @@ def test_of_the_answers_to_a_prefetch_only_an_operation_is_true() -> None:
 def test_a_prefetch_below_the_threshold_is_not_started() -> None:
     store = MemoryStorage()
     filled(store)
-    toy = engine(store)
-    toy.cache.config = replace(toy.cache.config, prefetching=Prefetching(threshold_tokens=4 * PAGE + 1))
+    toy = engine(store, prefetching=Prefetching(threshold_tokens=4 * PAGE + 1))
     assert toy.cache.prefetch(toy.cache.prompt(tokens(4))) is NotStarted.BELOW_THRESHOLD
     assert toy.cache.prefetch(toy.cache.prompt(tokens(5)))
 
@@ -284,8 +269,8 @@ def host_end(cache: UnifiedCache, prompt: Prompt) -> int:
 
 
 def test_selective_write_through_waits_for_the_second_use() -> None:
-    toy = engine()
-    cache = configured(toy, write=WritePolicy.SELECTIVE)
+    toy = engine(write=WritePolicy.SELECTIVE)
+    cache = toy.cache
     prompt = serve(toy, 3)
     cache.wait_all(1)
     assert host_end(cache, prompt) == 0
@@ -295,8 +280,8 @@ def test_selective_write_through_waits_for_the_second_use() -> None:
 
 
 def test_write_back_backs_up_the_oldest_when_too_much_waits() -> None:
-    toy = engine()
-    cache = configured(toy, write=WritePolicy.BACK, dirty_share=0.5)
+    toy = engine(write=WritePolicy.BACK, dirty_share=0.5)
+    cache = toy.cache
     prompts = [serve(toy, 3, first=1000 * number) for number in range(2)]
     cache.wait_all(1)
     assert [host_end(cache, prompt) for prompt in prompts] == [0, 0]
@@ -308,8 +293,8 @@ def test_write_back_backs_up_the_oldest_when_too_much_waits() -> None:
 def test_a_prompt_is_kept_by_default_and_a_cache_that_keeps_nothing_says_so(caplog: pytest.LogCaptureFixture) -> None:
     assert CacheConfig((1,), (1,)).write is WritePolicy.THROUGH
     for policy in (WritePolicy.THROUGH, WritePolicy.ON_CALL):
-        toy = engine()
-        cache = configured(toy, write=policy)
+        toy = engine(write=policy)
+        cache = toy.cache
         prompt = serve(toy, 3)
         cache.wait_all(1)
         assert host_end(cache, prompt) == (3 if policy is WritePolicy.THROUGH else 0)
@@ -321,19 +306,19 @@ def test_a_prompt_is_kept_by_default_and_a_cache_that_keeps_nothing_says_so(capl
 
 
 def test_a_policy_that_writes_needs_a_host() -> None:
-    toy = engine(host=0)
-    configured(toy, write=WritePolicy.THROUGH)
+    toy = engine(host=0, write=WritePolicy.THROUGH)
     serve(toy, 3)
     toy.cache.wait_all(1)
     assert toy.cache.stats().operations[TransferKind.BACKUP].done == 0, "through to nothing is nothing to do"
     for policy in (WritePolicy.SELECTIVE, WritePolicy.BACK):
         with pytest.raises(ConfigError, match=f"the write policy {policy.value} needs host pages"):
-            configured(toy, write=policy)
+            engine(host=0, write=policy)
 
 
 def test_what_too_many_transfers_put_off_is_backed_up_when_there_is_room_again() -> None:
-    workers, toy = Stepped(), engine()
-    cache = configured_with(workers, toy, write=WritePolicy.THROUGH, operations_max=1)
+    workers = Stepped()
+    toy = engine(workers=workers, write=WritePolicy.THROUGH, operations_max=1)
+    cache = toy.cache
     prompts = [serve(toy, 3, first=1000 * number) for number in range(3)]
     assert len(workers.waiting) == 1, "one at a time"
     while workers.waiting:
@@ -344,8 +329,8 @@ def test_what_too_many_transfers_put_off_is_backed_up_when_there_is_room_again()
 
 
 def test_waiting_for_all_includes_the_backups_that_are_due() -> None:
-    toy = engine()
-    cache = configured(toy, write=WritePolicy.THROUGH, operations_max=1)
+    toy = engine(write=WritePolicy.THROUGH, operations_max=1)
+    cache = toy.cache
     prompts = [serve(toy, 4, first=1000 * number) for number in range(3)]
     over = cache.wait_all(5)
     assert [host_end(cache, prompt) for prompt in prompts] == [4, 4, 4]

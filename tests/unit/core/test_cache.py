@@ -2,7 +2,6 @@
 
 import re
 import threading
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +10,8 @@ import torch
 
 from tests.support.cache import ToyEngine, toy_layout
 from tests.support.components import toy_components
-from tests.support.operations import configured, over, present, serve, tokens
+from tests.support.operations import over, present, serve, tokens
+from tests.support.store_calls import ScriptedStorage
 from unified_cache.cache.cache import UnifiedCache
 from unified_cache.controller import InlineWorkers, OperationState, TransferKind
 from unified_cache.controller.memory import DevicePool
@@ -26,11 +26,11 @@ from unified_cache.core.errors import (
 )
 from unified_cache.core.page import MediaItem
 from unified_cache.core.pool import Identity, ModelLayout, Tier
-from unified_cache.core.seal import Label
 from unified_cache.core.window import SPAN_ALL
 from unified_cache.storage_backends.memory import MemoryStorage
-from unified_cache.storage_backends.protocol import Answer, Store
+from unified_cache.storage_backends.protocol import Store
 from unified_cache.storage_backends.url import open_storage
+from unified_cache.storage_backends.wrappers.layer import Method
 
 
 def engine(*, device: int = 8, host: int = 0, storage: Store | None = None, threads: bool = False) -> ToyEngine:
@@ -97,26 +97,21 @@ def test_what_leaves_a_window_while_its_request_runs_is_free_at_once_and_a_tombs
     cache.release(lock)
 
 
-class SaysTrue(MemoryStorage):
-    """Says True for a page that it has, as stores of other systems do."""
-
-    def exists(self, labels: Sequence[Label]) -> list[Answer]:
-        return [answer is Answer.HIT for answer in super().exists(labels)]  # type: ignore[misc]
-
-
 def test_a_store_that_answers_what_no_store_may_fails_the_operation_and_is_named() -> None:
+    store = ScriptedStorage()
     toy = engine(device=4, host=4)
-    configured(toy, guard=GuardConfig()).attach(SaysTrue())
+    toy.reopen(store, guard=GuardConfig())
     prompt = toy.cache.prompt(tokens(4))
     serve(toy, 4)
     over(toy.cache, toy.cache.backup(prompt))
     serve(toy, 4, first=1000)
     over(toy.cache, toy.cache.backup(toy.cache.prompt(tokens(4, 1000))))
+    store.answers[Method.EXISTS] = True  # type: ignore[assignment]  # as stores of other systems answer
     prefetch = over(toy.cache, toy.cache.prefetch(prompt))
     assert prefetch
     assert prefetch.state is OperationState.FAILED
     assert isinstance(prefetch.error, StorageError)
-    assert re.search(r"SaysTrue\.exists must return a list of \d+ answers.* found \[True", str(prefetch.error))
+    assert re.search(r"ScriptedStorage\.exists must return a list of \d+ answers.* found \[True", str(prefetch.error))
     assert not prefetch.error.retryable
     toy.cache.check()
     assert toy.cache.close() == []

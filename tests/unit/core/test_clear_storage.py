@@ -7,7 +7,7 @@ import pytest
 from tests.support.cache import IDENTITY, ToyEngine, toy_layout
 from tests.support.operations import PAGE, SPANS, Stepped, engine, filled, over, serve, started, tokens
 from tests.support.store_calls import ScriptedStorage, at, raising
-from unified_cache.controller import InlineWorkers, LeftOut, NotStarted, OperationState, TransferKind
+from unified_cache.controller import LeftOut, NotStarted, OperationState, TransferKind
 from unified_cache.controller.storage_tier import StoreEpoch
 from unified_cache.core.errors import StorageError
 from unified_cache.core.page import Prompt
@@ -48,7 +48,7 @@ def backed_up(toy: ToyEngine, pages: int = 6) -> Prompt:
 @pytest.mark.parametrize("kind", ["memory", "file"])
 def test_clearing_removes_every_object_of_this_identity_and_of_no_other(kind: str, tmp_path: Path) -> None:
     store: Store = MemoryStorage() if kind == "memory" else FileStorage.open(tmp_path)
-    toy = ToyEngine(toy_layout(SPANS, PAGE), (12, 8), (12, 8), store, InlineWorkers())
+    toy = engine(store)
     cache = toy.cache
     prompt = backed_up(toy)
     put_for_others(store)

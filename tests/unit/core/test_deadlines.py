@@ -1,6 +1,6 @@
 """Deadlines of prefetches: a request goes on in time with what has come, whatever the store still does."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -10,63 +10,86 @@ from tests.support.cache import IDENTITY, ToyEngine
 from tests.support.clock import ManualClock
 from tests.support.components import LAYOUTS, every_layout
 from tests.support.conversations import ROOM, pages_on, store_turns
-from tests.support.operations import Stepped, UnreturnedCall, over, prompt_of_pages, started
-from tests.support.ranks import ThreadRanks, digest_of, head_of, in_threads
+from tests.support.operations import Stepped, UnreturnedCall, engine, head_of, over, prompt_of_pages, started
+from tests.support.ranks import ThreadRanks, digest_of, in_threads
+from tests.support.store_calls import ScriptedStorage, at
 from tests.support.tables import check_tables
-from tests.support.timed_engine import POLL_S, PacedStorage, TimedEngine
-from unified_cache.controller import InlineWorkers, OperationState
+from unified_cache.controller import OperationState
 from unified_cache.controller.jobs import FIRST_CALL_OBJECTS
 from unified_cache.controller.ranks import LocalRanks, RankGroup
-from unified_cache.core.config import CacheConfig, Prefetching, WritePolicy
+from unified_cache.core.config import Prefetching
 from unified_cache.core.errors import StorageTimeoutError
 from unified_cache.core.page import Prompt
-from unified_cache.core.pool import Component, Identity, ModelLayout, PoolSpec, Tier
-from unified_cache.core.seal import Label
+from unified_cache.core.pool import Component, ModelLayout, PoolSpec, Tier
 from unified_cache.core.window import SPAN_ALL
-from unified_cache.storage_backends.protocol import BATCH_OBJECTS, Answer, PageIO
+from unified_cache.storage_backends.protocol import BATCH_OBJECTS
+from unified_cache.storage_backends.wrappers.layer import Method
 
 TURNS = (4, 8, 12, 16)
+POLL_S = 1e-4
+"""Between two polls of a transfer that somebody waits for."""
 every_bound = pytest.mark.parametrize("is_patience", [False, True], ids=["deadline", "patience"])
 
 
-def config_of(layout: ModelLayout) -> CacheConfig:
-    sizes = tuple(ROOM for _ in layout.components)
-    return CacheConfig(sizes, sizes, write=WritePolicy.ON_CALL, guard=None)
+class Timed:
+    """An engine over a store of the conversation, whose jobs run and whose time passes when the test says so."""
 
+    def __init__(
+        self,
+        layout: ModelLayout,
+        turns: tuple[int, ...] = TURNS,
+        host: int = ROOM,
+        ranks: RankGroup = LocalRanks(),
+    ) -> None:
+        self.store, self.workers, self.clock = ScriptedStorage(), Stepped(), ManualClock()
+        store_turns(layout, self.store, turns, head_of(ranks) if ranks.size > 1 else IDENTITY)
+        self.toy = engine(
+            self.store,
+            layout=layout,
+            device=ROOM,
+            host=host,
+            workers=self.workers,
+            ranks=ranks,
+            clock=self.clock,
+            operation_timeout_s=2.0,
+        )
+        self.cache = self.toy.cache
+        self.prompt = prompt_of_pages(self.cache, 16)
 
-def stepped(layout: ModelLayout, turns: tuple[int, ...] = TURNS) -> tuple[TimedEngine, Stepped]:
-    """Return an engine whose jobs run when the test says so, over a store of the conversation."""
-    store, workers = PacedStorage(ManualClock(), 0.0), Stepped()
-    store_turns(layout, store, turns)
-    return TimedEngine(layout, config_of(layout), store, workers=workers), workers
+    @property
+    def gets_count(self) -> int:
+        return self.store.calls.count(Method.GET)
 
+    def during_get(self, number: int, act: Callable[[], object]) -> None:
+        """Act in the middle of one get, counted from 0."""
+        self.store.before[Method.GET] = at(number, act)
 
-def run_until_over(engine: TimedEngine, workers: Stepped) -> None:
-    while workers.waiting:
-        workers.run()
-        engine.cache.poll()
-    engine.cache.wait_all(5)
+    def run_until_over(self) -> None:
+        while self.workers.waiting:
+            self.workers.run()
+            self.cache.poll()
+        self.cache.wait_all(5)
 
 
 @every_layout
 def test_a_request_goes_on_at_its_deadline_while_the_store_is_in_its_call(layout: ModelLayout) -> None:
-    engine, workers = stepped(layout)
-    prompt = prompt_of_pages(engine.cache, 16)
-    operation = started(engine.cache.prefetch(prompt, deadline_s=1.0))
-    workers.run()
-    engine.cache.poll()
-    engine.clock.now_s = 0.99
-    assert engine.cache.poll() == []
-    engine.clock.now_s = 1.0
-    assert engine.cache.poll() == [operation]
+    timed = Timed(layout)
+    cache = timed.cache
+    operation = started(cache.prefetch(timed.prompt, deadline_s=1.0))
+    timed.workers.run()
+    cache.poll()
+    timed.clock.now_s = 0.99
+    assert cache.poll() == []
+    timed.clock.now_s = 1.0
+    assert cache.poll() == [operation]
     assert (operation.state, operation.error, operation.pages_count) == (OperationState.PARTIAL, None, 0)
     assert not operation.is_released, "the store may still fill its pages"
-    engine.compute(prompt)
-    run_until_over(engine, workers)
+    timed.toy.run(timed.prompt)
+    timed.run_until_over()
     assert operation.is_released
-    assert engine.cache.poll() == [], "it is returned once"
-    check_tables(engine.cache, [])
-    engine.cache.check()
+    assert cache.poll() == [], "it is returned once"
+    check_tables(cache, [])
+    cache.check()
 
 
 def make_calls_small(monkeypatch: pytest.MonkeyPatch, layout: ModelLayout) -> None:
@@ -80,51 +103,48 @@ def test_what_came_before_the_deadline_is_used_and_what_comes_after_it_is_for_ot
     layout: ModelLayout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_calls_small(monkeypatch, layout)
-    engine, workers = stepped(layout)
-    prompt = prompt_of_pages(engine.cache, 16)
-    operation = started(engine.cache.prefetch(prompt, deadline_s=1.0))
+    timed = Timed(layout)
+    cache, prompt = timed.cache, timed.prompt
+    operation = started(cache.prefetch(prompt, deadline_s=1.0))
     ends: list[int] = []
 
-    def at_deadline(number: int) -> None:
-        if number == 1:  # a part has come
-            engine.clock.now_s = 1.0
-            assert engine.cache.poll() == [operation]
-            ends.extend((engine.cache.match(prompt).host_end, operation.pages_count))
+    def at_deadline() -> None:  # a part has come
+        timed.clock.now_s = 1.0
+        assert cache.poll() == [operation]
+        ends.extend((cache.match(prompt).host_end, operation.pages_count))
 
-    engine.store.during_get = at_deadline
-    run_until_over(engine, workers)
+    timed.during_get(1, at_deadline)
+    timed.run_until_over()
     end, told = ends
     assert 0 < end < 16
     assert told == end
     assert operation.pages_count == end, "what was told stays what it was"
-    kept = pages_on(engine.cache, prompt, Tier.HOST)[0]
+    kept = pages_on(cache, prompt, Tier.HOST)[0]
     assert kept == set(range(len(kept)))
     assert end < len(kept) < 16, "the call that was under way is kept, and none after it was begun"
-    assert engine.store.gets_count == 2
-    check_tables(engine.cache, [])
+    assert timed.gets_count == 2
+    check_tables(cache, [])
 
 
 @pytest.mark.parametrize("end", ["deadline", "finished early", "cancelled", "too late", "store late"])
 def test_however_a_prefetch_ends_what_has_come_is_kept_at_once(end: str, monkeypatch: pytest.MonkeyPatch) -> None:
     layout = LAYOUTS["full-swa"]
     make_calls_small(monkeypatch, layout)
-    engine, workers = stepped(layout)
-    cache, prompt = engine.cache, prompt_of_pages(engine.cache, 16)
-    cache._controller._timeout_s = 2.0
+    timed = Timed(layout)
+    cache, prompt = timed.cache, timed.prompt
     operation = started(cache.prefetch(prompt, deadline_s=1.0 if end == "deadline" else np.inf))
     late, kept_ends = UnreturnedCall("get"), list[int]()
     kept_pages: set[int] = set()
 
-    def in_call(number: int) -> None:
-        if number == 1:
-            if end == "store late":
-                raise StorageTimeoutError("get hangs", late)
-            if end == "finished early":
-                cache.finish_early(operation)
-            if end == "cancelled":
-                assert cache.cancel(operation)
-            engine.clock.now_s = {"deadline": 1.0, "too late": 2.0}.get(end, 0.0)
-            look()
+    def in_call() -> None:
+        if end == "store late":
+            raise StorageTimeoutError("get hangs", late)
+        if end == "finished early":
+            cache.finish_early(operation)
+        if end == "cancelled":
+            assert cache.cancel(operation)
+        timed.clock.now_s = {"deadline": 1.0, "too late": 2.0}.get(end, 0.0)
+        look()
 
     def look() -> None:
         assert cache.poll() == [operation]
@@ -133,10 +153,10 @@ def test_however_a_prefetch_ends_what_has_come_is_kept_at_once(end: str, monkeyp
         kept_pages.update(pages_on(cache, prompt, Tier.HOST)[0])
         cache.check()
 
-    engine.store.during_get = in_call
-    workers.run()
+    timed.during_get(1, in_call)
+    timed.workers.run()
     cache.poll()
-    workers.run()
+    timed.workers.run()
     if end == "store late":
         look()
         late.returned = True
@@ -151,7 +171,7 @@ def test_however_a_prefetch_ends_what_has_come_is_kept_at_once(end: str, monkeyp
     assert operation.pages_count == (0 if end in outcome else 4), "a failure counts nothing"
     came_later = pages_on(cache, prompt, Tier.HOST)[0] - kept_pages
     assert bool(came_later) is (end != "store late"), "what was under way is for others"
-    assert engine.store.gets_count == (1 if end == "store late" else 2)
+    assert timed.gets_count == 2, "and none after it was begun"
     check_tables(cache, [])
     cache.check()
 
@@ -159,23 +179,19 @@ def test_however_a_prefetch_ends_what_has_come_is_kept_at_once(end: str, monkeyp
 def test_what_reached_the_device_through_a_small_host_by_the_deadline_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     layout = LAYOUTS["full"]
     make_calls_small(monkeypatch, layout)
-    store, workers = PacedStorage(ManualClock(), 0.0), Stepped()
-    store_turns(layout, store, TURNS)
-    engine = TimedEngine(layout, replace(config_of(layout), host_pages=(6,)), store, workers=workers)
-    prompt = prompt_of_pages(engine.cache, 16)
-    operation = started(engine.cache.prefetch(prompt, deadline_s=1.0))
+    timed = Timed(layout, host=6)
+    operation = started(timed.cache.prefetch(timed.prompt, deadline_s=1.0))
 
-    def at_deadline(number: int) -> None:
-        if number == 2:
-            engine.clock.now_s = 1.0
-            assert engine.cache.poll() == [operation]
+    def at_deadline() -> None:
+        timed.clock.now_s = 1.0
+        assert timed.cache.poll() == [operation]
 
-    store.during_get = at_deadline
-    run_until_over(engine, workers)
+    timed.during_get(2, at_deadline)
+    timed.run_until_over()
     assert operation.pages_count == 8, "two pieces"
-    assert engine.cache.match(prompt).device_end == 12, "the piece that was under way is for others"
-    assert store.gets_count == 3
-    check_tables(engine.cache, [])
+    assert timed.cache.match(timed.prompt).device_end == 12, "the piece that was under way is for others"
+    assert timed.gets_count == 3
+    check_tables(timed.cache, [])
 
 
 @every_layout
@@ -183,51 +199,51 @@ def test_pages_that_others_have_brought_by_the_deadline_count_as_asked_for(
     layout: ModelLayout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_calls_small(monkeypatch, layout)
-    engine, workers = stepped(layout, (8,))
-    prompt = prompt_of_pages(engine.cache, 16)
-    operation = started(engine.cache.prefetch(prompt, deadline_s=1.0))
+    timed = Timed(layout, (8,))
+    operation = started(timed.cache.prefetch(timed.prompt, deadline_s=1.0))
 
-    def in_call(number: int) -> None:
-        if number == 0:
-            engine.compute(prompt)
+    def in_call() -> None:
+        if timed.gets_count == 1:
+            timed.toy.run(timed.prompt)
         else:
-            engine.clock.now_s = 1.0
-            assert engine.cache.poll() == [operation]
+            timed.clock.now_s = 1.0
+            assert timed.cache.poll() == [operation]
 
-    engine.store.during_get = in_call
-    run_until_over(engine, workers)
+    timed.store.before[Method.GET] = in_call
+    timed.run_until_over()
     assert (operation.tally.asked, operation.tally.arrived, operation.tally.left_out_count) == (16, 16, 0)
     assert operation.state is OperationState.DONE
 
 
 @every_bound
 def test_a_prefetch_that_waits_for_another_goes_on_at_its_deadline(is_patience: bool) -> None:
-    engine, workers = stepped(LAYOUTS["full"])
-    first = started(engine.cache.prefetch(prompt_of_pages(engine.cache, 16)))
+    timed = Timed(LAYOUTS["full"])
+    cache = timed.cache
+    first = started(cache.prefetch(timed.prompt))
     if is_patience:
-        engine.cache.config = replace(engine.cache.config, prefetching=Prefetching(patience_s=1.0))
+        cache.config = replace(cache.config, prefetching=Prefetching(patience_s=1.0))
     deadline_s = np.inf if is_patience else 1.0
-    second = started(engine.cache.prefetch(prompt_of_pages(engine.cache, 12), deadline_s))
-    workers.run(2)
-    engine.cache.poll()
+    second = started(cache.prefetch(prompt_of_pages(cache, 12), deadline_s))
+    timed.workers.run(2)
+    cache.poll()
     assert second.awaited is first
-    engine.clock.now_s = 1.0
-    assert engine.cache.poll() == [second]
+    timed.clock.now_s = 1.0
+    assert cache.poll() == [second]
     assert (first.state, second.pages_count) == (OperationState.RUNNING, 0)
-    run_until_over(engine, workers)
+    timed.run_until_over()
     assert (first.state, first.pages_count) == (OperationState.DONE, 16)
-    check_tables(engine.cache, [])
+    check_tables(cache, [])
 
 
 def test_a_probe_that_does_not_return_holds_nobody_up() -> None:
-    engine, workers = stepped(LAYOUTS["full"])
-    operation = started(engine.cache.prefetch(prompt_of_pages(engine.cache, 16), deadline_s=0.5))
-    engine.clock.now_s = 0.6
-    assert engine.cache.poll() == [operation]
+    timed = Timed(LAYOUTS["full"])
+    operation = started(timed.cache.prefetch(timed.prompt, deadline_s=0.5))
+    timed.clock.now_s = 0.6
+    assert timed.cache.poll() == [operation]
     assert operation.state is OperationState.DONE
-    run_until_over(engine, workers)
-    assert engine.cache.match(prompt_of_pages(engine.cache, 16)).host_end == 0
-    check_tables(engine.cache, [])
+    timed.run_until_over()
+    assert timed.cache.match(timed.prompt).host_end == 0
+    check_tables(timed.cache, [])
 
 
 @every_layout
@@ -237,17 +253,26 @@ def test_no_request_is_later_than_its_deadline_and_a_part(
     layout: ModelLayout, deadline_s: float, byte_s: float
 ) -> None:
     """A simulated store blocks the owner for a part, so by so much a request may be late, and by a poll."""
-    store = PacedStorage(ManualClock(), byte_s)
+    store, clock, parts_s = ScriptedStorage(), ManualClock(), [0.0]
     store_turns(layout, store, TURNS)
-    engine = TimedEngine(layout, config_of(layout), store)
+
+    def take_time() -> None:
+        parts_s.append(byte_s * sum(len(buffer) for page in store.given for buffer in page.buffers))
+        clock.sleep(parts_s[-1])
+
+    store.before[Method.GET] = take_time
+    toy = engine(store, layout=layout, device=ROOM, clock=clock)
     for pages in (4, 8, 12, 16, 16, 16):
-        prompt = prompt_of_pages(engine.cache, pages)
-        began_s = store.clock.now_s
-        operation = engine.wait(engine.cache.prefetch(prompt, deadline_s))
-        assert operation
-        assert store.clock.now_s - began_s <= deadline_s + store.slowest_get_s + 1e-3
-        engine.compute(prompt)
-        engine.forget()
+        prompt = prompt_of_pages(toy.cache, pages)
+        began_s = clock.now_s
+        operation = started(toy.cache.prefetch(prompt, deadline_s))
+        while operation.state is OperationState.RUNNING:
+            clock.sleep(POLL_S)
+            toy.cache.poll()
+        assert clock.now_s - began_s <= deadline_s + max(parts_s) + 1e-3
+        toy.run(prompt)
+        toy.cache.wait_all(60)
+        toy.cache.reset()
 
 
 def test_ranks_are_done_at_the_same_look_and_keep_what_all_of_them_have(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,25 +280,23 @@ def test_ranks_are_done_at_the_same_look_and_keep_what_all_of_them_have(monkeypa
     make_calls_small(monkeypatch, layout)
 
     def live(group: ThreadRanks) -> tuple[list[int], str, str]:
-        store, workers = PacedStorage(ManualClock(), 0.0), Stepped()
-        store_turns(layout, store, TURNS, head_of(group))
-        engine = TimedEngine(layout, config_of(layout), store, workers=workers, ranks=group)
-        operation = started(engine.cache.prefetch(prompt_of_pages(engine.cache, 16), deadline_s=1.0))
+        timed = Timed(layout, ranks=group)
+        cache = timed.cache
+        operation = started(cache.prefetch(timed.prompt, deadline_s=1.0))
         counts: list[int] = []
         at_deadline: list[str] = []
 
-        def in_call(number: int) -> None:
-            if number == 1 + group.rank:  # this rank has so many calls behind it
-                engine.clock.now_s = 1.0 if group.rank == 0 else 0.0  # the other's clock is late
-                counts.append(len(engine.cache.poll()))
-                at_deadline.append(digest_of(engine.cache))
+        def in_call() -> None:  # this rank has so many calls behind it
+            timed.clock.now_s = 1.0 if group.rank == 0 else 0.0  # the other's clock is late
+            counts.append(len(cache.poll()))
+            at_deadline.append(digest_of(cache))
 
-        engine.store.during_get = in_call
-        workers.run()
-        counts.append(len(engine.cache.poll()))
-        workers.run()
-        counts += [len(engine.cache.poll()), operation.pages_count, engine.store.gets_count - group.rank]
-        return counts, at_deadline[0], digest_of(engine.cache)
+        timed.during_get(1 + group.rank, in_call)
+        timed.workers.run()
+        counts.append(len(cache.poll()))
+        timed.workers.run()
+        counts += [len(cache.poll()), operation.pages_count, timed.gets_count - group.rank]
+        return counts, at_deadline[0], digest_of(cache)
 
     first, second = in_threads(2, live)
     assert first == second
@@ -319,91 +342,43 @@ every_speed = pytest.mark.parametrize("speed", SPEEDS.values(), ids=SPEEDS)
 every_deadline = pytest.mark.parametrize("deadline_s", [0.05, 0.2])
 
 
-class MeasuredStorage(PacedStorage):
-    """A store of a known speed, during whose calls its owner can look at the cache at a given moment."""
-
-    def __init__(self) -> None:
-        super().__init__(ManualClock(), 0.0)
-        self.speed = Speed(0.0, 0.0)
-        self.look_s = np.inf
-        self.look: Callable[[], None] = lambda: None
-
-    def exists(self, labels: Sequence[Label]) -> list[Answer]:
-        return self.taking(self.speed.call_s, super().exists(labels))
-
-    def get(self, pages: Sequence[PageIO]) -> list[Answer]:
-        return self.taking(self.speed.seconds(len(pages)), super().get(pages))
-
-    def taking(self, seconds: float, answers: list[Answer]) -> list[Answer]:
-        began_s = self.clock.now_s
-        if began_s <= self.look_s < began_s + seconds:
-            self.clock.now_s = self.look_s
-            self.look()
-        self.clock.now_s = began_s + seconds
-        return answers
+def prompt_of(toy: ToyEngine) -> Prompt:
+    return prompt_of_pages(toy.cache, PAGES)
 
 
-def prompt_of(engine: ToyEngine | TimedEngine) -> Prompt:
-    return engine.cache.prompt(np.arange(PAGES * LAYOUT.page_size, dtype=np.int32))
-
-
-def engine_of(
-    *,
-    patience_s: float = np.inf,
-    ranks: RankGroup = LocalRanks(),
-    identity: Identity = IDENTITY,
-) -> TimedEngine:
-    """Return an engine over a store that has the prompt; its jobs run when the test says so."""
-    store = MeasuredStorage()
-    filler = ToyEngine(LAYOUT, (PAGES,), (PAGES,), store, InlineWorkers(), identity)
+def came_in_time(speed: Speed, deadline_s: float, *, is_patience: bool = False) -> tuple[int, int]:
+    """Prefetch a prompt from a store of a speed; return how many pages had come by the deadline, in how many gets."""
+    store, workers, clock = ScriptedStorage(), Stepped(), ManualClock()
+    filler = engine(store, layout=LAYOUT, device=PAGES)
     over(filler.cache, filler.cache.backup(filler.run(prompt_of(filler))))
-    config = CacheConfig(
-        (PAGES,),
-        (PAGES,),
-        write=WritePolicy.ON_CALL,
-        guard=None,
-        prefetching=Prefetching(patience_s=patience_s),
-    )
-    return TimedEngine(LAYOUT, config, store, workers=Stepped(), ranks=ranks)
+    prefetching = Prefetching(patience_s=deadline_s if is_patience else np.inf)
+    toy = engine(store, layout=LAYOUT, device=PAGES, workers=workers, clock=clock, prefetching=prefetching)
+    cache, prompt, ends = toy.cache, prompt_of(toy), list[int]()
 
+    def take(seconds: float) -> None:
+        """Take so long; on the way, at the deadline, look at the cache."""
+        over_s = clock.now_s + seconds
+        if clock.now_s <= deadline_s < over_s:
+            clock.now_s = deadline_s
+            assert cache.poll() == [operation], "it is answered at its deadline, whatever the store does"
+            ends.append(cache.match(prompt).host_end)
+        clock.now_s = over_s
 
-def store_of(engine: TimedEngine) -> MeasuredStorage:
-    assert isinstance(engine.store, MeasuredStorage)
-    return engine.store
-
-
-def workers_of(engine: TimedEngine) -> Stepped:
-    workers = engine.cache._controller._workers
-    assert isinstance(workers, Stepped)
-    return workers
-
-
-def pages_in_time(engine: TimedEngine, deadline_s: float) -> int:
-    """Prefetch the prompt, then forget it; return how many pages had come by the deadline."""
-    store, workers = store_of(engine), workers_of(engine)
-    began_s = engine.clock.now_s
-    is_patience = engine.cache.config.prefetching.patience_s == deadline_s
-    prompt = prompt_of(engine)
-    operation = started(engine.cache.prefetch(prompt) if is_patience else engine.cache.prefetch(prompt, deadline_s))
-    ends: list[int] = []
-
-    def look() -> None:
-        assert engine.cache.poll() == [operation], "it is answered at its deadline, whatever the store does"
-        ends.append(engine.cache.match(prompt).host_end)
-
-    store.look_s, store.look = began_s + deadline_s, look
+    store.after[Method.EXISTS] = lambda: take(speed.call_s)
+    store.after[Method.GET] = lambda: take(speed.seconds(len(store.given)))
+    operation = started(cache.prefetch(prompt) if is_patience else cache.prefetch(prompt, deadline_s))
     while workers.waiting:
         workers.run()
-        engine.clock.now_s += POLL_S
-        engine.cache.poll()
+        clock.sleep(POLL_S)
+        cache.poll()
     came_whole = operation.pages_count == operation.tally.asked
     assert operation.state is (OperationState.DONE if came_whole else OperationState.PARTIAL)
-    end = ends[0] if ends else engine.cache.match(prompt).host_end
-    assert ends or engine.clock.now_s <= began_s + deadline_s + POLL_S
+    assert ends or clock.now_s <= deadline_s + POLL_S
+    end = ends[0] if ends else cache.match(prompt).host_end
     assert operation.pages_count == end, "what was told is what had come"
-    engine.forget()
-    check_tables(engine.cache, [])
-    return end
+    cache.wait_all(60)
+    check_tables(cache, [])
+    return end, store.calls.count(Method.GET)
 
 
 @every_speed
@@ -411,20 +386,13 @@ def pages_in_time(engine: TimedEngine, deadline_s: float) -> int:
 @every_bound
 @pytest.mark.parametrize("factor", [0.25, 1.0, 4.0])
 def test_nearly_all_comes_in_time_that_can(speed: Speed, deadline_s: float, is_patience: bool, factor: float) -> None:
-    engine = engine_of(patience_s=deadline_s if is_patience else np.inf)
-    store_of(engine).speed = speed.times(factor)
-    can = speed.times(factor).in_time(deadline_s)
-    assert pages_in_time(engine, deadline_s) >= 0.9 * can
+    slower = speed.times(factor)
+    assert came_in_time(slower, deadline_s, is_patience=is_patience)[0] >= 0.9 * slower.in_time(deadline_s)
 
 
 @every_speed
 def test_a_prefetch_with_time_for_all_makes_few_calls_more_than_one_without_a_deadline(speed: Speed) -> None:
-    engine = engine_of()
-    store_of(engine).speed = speed
-    counts = []
-    for deadline_s in (np.inf, 1.0):
-        before = engine.store.gets_count
-        assert pages_in_time(engine, deadline_s) == PAGES
-        counts.append(engine.store.gets_count - before)
-    assert counts[0] == PAGES / BATCH_OBJECTS
-    assert counts[1] <= counts[0] + np.log2(BATCH_OBJECTS / FIRST_CALL_OBJECTS)
+    (all_pages, gets_count), (in_time, more_gets_count) = (came_in_time(speed, end_s) for end_s in (np.inf, 1.0))
+    assert (all_pages, in_time) == (PAGES, PAGES)
+    assert gets_count == PAGES / BATCH_OBJECTS
+    assert more_gets_count <= gets_count + np.log2(BATCH_OBJECTS / FIRST_CALL_OBJECTS)

@@ -2,22 +2,20 @@
 
 import logging
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
 import torch
 from prometheus_client import CollectorRegistry, generate_latest
 
 from tests.support.budget import one_in_every_run
-from tests.support.cache import IDENTITY, ToyEngine, toy_layout
+from tests.support.cache import ToyEngine
 from tests.support.exactness import FAMILIES, engine, prompt_of, serve
-from tests.support.operations import PAGE, configured, over, present, prompt_of_pages
-from unified_cache.controller import InlineWorkers
+from tests.support.operations import FULL, over, present, prompt_of_pages
+from tests.support.operations import engine as toy_engine
 from unified_cache.controller.duplicates import DuplicateCounts
 from unified_cache.controller.memory import DevicePool, TieredMemory
 from unified_cache.core.page import Prompt
 from unified_cache.core.pool import PoolSpec
-from unified_cache.core.window import SPAN_ALL
 from unified_cache.observe.metrics import CacheCollector
 from unified_cache.storage_backends.memory import MemoryStorage
 
@@ -25,17 +23,8 @@ PAGES = 5
 
 
 def full_engine(storage: MemoryStorage | None = None, *, every: int = 1) -> ToyEngine:
-    """An engine of full attention whose every insert of duplicates is sampled."""
-    toy = ToyEngine(toy_layout((SPAN_ALL,), PAGE), (12,), (12,), storage, InlineWorkers())
-    if storage is None:
-        configured(toy, duplicates_every=every)
-    else:
-        config = replace(toy.cache.config, duplicates_every=every)
-        pools = list(toy.pools.values())
-        toy.cache = type(toy.cache).open(
-            toy.layout, config, pools, identity=IDENTITY, storage=storage, workers=InlineWorkers()
-        )
-    return toy
+    """An engine of full attention of whose inserts with duplicates one in so many is sampled."""
+    return toy_engine(storage, layout=FULL, device=12, host=12, duplicates_every=every)
 
 
 def compute_twice(toy: ToyEngine, pages: int = PAGES) -> None:

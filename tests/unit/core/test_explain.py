@@ -1,48 +1,23 @@
 """Explanations of a hit: where each page of a prompt is held, and why what is held nowhere is missed."""
 
-from collections.abc import Sequence
-from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 
-from tests.support.cache import IDENTITY, ToyEngine, WholePromptCache, toy_layout
+from tests.support.cache import IDENTITY, ToyEngine
 from tests.support.offline import ListedMemory
-from tests.support.operations import PAGE, SPANS, over, serve, tokens
+from tests.support.operations import FULL, HYBRID, PAGE, engine, over, serve, tokens
+from tests.support.store_calls import ScriptedStorage
 from unified_cache.cache.explain.explanation import Explanation, MissingRun, MissReason
-from unified_cache.controller import InlineWorkers
-from unified_cache.core.config import CacheConfig, Retention, WritePolicy
+from unified_cache.core.config import Retention, WritePolicy
 from unified_cache.core.page import Namespace
 from unified_cache.core.pool import Identity
-from unified_cache.core.seal import Label
-from unified_cache.core.window import SPAN_ALL
 from unified_cache.storage_backends.memory import MemoryStorage
-from unified_cache.storage_backends.protocol import Answer, Store
+from unified_cache.storage_backends.protocol import Answer
+from unified_cache.storage_backends.wrappers.layer import Method
 
-
-def over_store(
-    storage: Store | None = None,
-    *,
-    host: int = 12,
-    spans: tuple[int, ...] = (SPAN_ALL,),
-    identity: Identity = IDENTITY,
-    **fields: object,
-) -> ToyEngine:
-    """Return an engine of 12 device pages that backs up when it is told to."""
-    layout = toy_layout(spans, PAGE)
-    device_pages, host_pages = (12,) * len(spans), (host,) * len(spans)
-    toy = ToyEngine(layout, device_pages, host_pages, None, InlineWorkers(), identity)
-    toy.cache.close()
-    config = CacheConfig(device_pages, host_pages, write=WritePolicy.ON_CALL, guard=None)
-    toy.cache = WholePromptCache.open(
-        layout,
-        replace(config, **fields),  # type: ignore[arg-type]  # fields of CacheConfig by name
-        list(toy.pools.values()),
-        identity=identity,
-        storage=storage,
-        workers=InlineWorkers(),
-    )
-    return toy
+over_store = partial(engine, layout=FULL, device=12)
 
 
 def explained(toy: ToyEngine, pages: int, first: int = 0, namespace: Namespace = Namespace()) -> Explanation:
@@ -94,11 +69,9 @@ def test_what_only_storage_has_can_be_resumed_with_its_help() -> None:
 
 
 def test_what_a_store_that_does_not_answer_has_is_unknown() -> None:
-    class Away(MemoryStorage):
-        def exists(self, labels: Sequence[Label]) -> list[Answer]:
-            return [Answer.UNAVAILABLE] * len(labels)
-
-    toy = over_store(Away())
+    store = ScriptedStorage()
+    store.answers[Method.EXISTS] = Answer.UNAVAILABLE
+    toy = over_store(store)
     serve(toy, 3)
     explanation = explained(toy, 5)
     assert held(explanation) == {"device": ((0, 3),), "host": (), "storage": ()}
@@ -146,7 +119,7 @@ def test_the_same_tokens_stored_under_another_identity_or_namespace_are_a_near_m
 
 
 def test_windows_that_no_end_needed_were_not_kept() -> None:
-    toy = over_store(spans=SPANS, retention=Retention(branches=False))
+    toy = over_store(layout=HYBRID, retention=Retention(branches=False))
     serve(toy, 8)
     explanation = explained(toy, 6)
     assert held(explanation, 1)["device"] == ()
@@ -156,7 +129,7 @@ def test_windows_that_no_end_needed_were_not_kept() -> None:
 
 
 def test_an_explanation_agrees_with_match_and_changes_nothing() -> None:
-    toy = over_store(MemoryStorage(), spans=SPANS, host=10)
+    toy = over_store(MemoryStorage(), layout=HYBRID, host=10)
     for first in (0, 10_000, 20_000, 0):
         serve(toy, 8, first)
         back_up(toy, 8, first)
@@ -172,7 +145,7 @@ def test_an_explanation_agrees_with_match_and_changes_nothing() -> None:
 
 
 def test_the_picture_has_a_line_for_each_component_and_tier() -> None:
-    toy = over_store(MemoryStorage(), spans=SPANS)
+    toy = over_store(MemoryStorage(), layout=HYBRID)
     serve(toy, 8)
     lines = str(explained(toy, 10)).splitlines()
     assert lines[0] == "8 pages of 10 can be resumed (16 tokens each; write policy on_call)"

@@ -10,16 +10,15 @@ import torch
 
 from tests.support.cache import IDENTITY, ToyEngine, toy_layout, with_toy_tensors
 from tests.support.offline import ListedMemory
-from tests.support.operations import over, prompt_of_pages, serve
+from tests.support.operations import engine, over, prompt_of_pages, serve
 from tests.support.rank_grid import PROMPT_PAGES, GridCell, cells
-from tests.support.ranks import ThreadRanks, in_threads, ranked, same
+from tests.support.ranks import ThreadRanks, in_threads, same
 from tests.support.store_calls import ScriptedStorage
 from unified_cache.cache.cache import UnifiedCache
 from unified_cache.components import Full, RecurrentState, SlidingWindow
 from unified_cache.components.layouts.presets import layout
 from unified_cache.controller import InlineWorkers, NotStarted, OperationState, TransferKind
 from unified_cache.controller.memory import DevicePool
-from unified_cache.controller.ranks import LocalRanks
 from unified_cache.core.config import CacheConfig, WritePolicy
 from unified_cache.core.errors import ConfigError, InputError, LayoutError, StorageError
 from unified_cache.core.pool import Component, Identity, ModelLayout, PoolSpec, facts_of
@@ -61,11 +60,8 @@ def on_shared_store(
 
     def opened(ranks: ThreadRanks) -> Result:
         model = chosen(ranks.rank, ranks.size)
-        room = tuple(24 for _ in model.components)
         identity = identity_of(ranks.rank, ranks.size)
-        toy = ToyEngine(model, room, room, None, InlineWorkers(), identity)
-        ranked(toy, ranks, None, identity=identity).attach(store)
-        return live(toy, ranks)
+        return live(engine(store, layout=model, device=24, ranks=ranks, identity=identity), ranks)
 
     return in_threads(size, opened)
 
@@ -92,8 +88,7 @@ def test_two_ranks_of_a_group_that_name_one_shard_are_refused_on_all() -> None:
     layout_ = toy_layout((SPAN_ALL, 1), PAGE)
 
     def live(ranks: ThreadRanks, identity: Identity) -> bool:
-        toy = ToyEngine(layout_, (8, 8), (8, 8), None, InlineWorkers())
-        cache = ranked(toy, ranks, None, identity=identity)
+        cache = engine(layout=layout_, device=8, ranks=ranks, identity=identity).cache
         store = MemoryStorage()
         with pytest.raises(ConfigError, match="must name the part of the model that it alone holds"):
             cache.attach(store)
@@ -232,8 +227,7 @@ def test_an_identity_that_names_no_shard_owns_everything_under_its_own_digest() 
 
 def test_a_store_is_told_of_both_owners_of_a_mixed_layout() -> None:
     store, mixed = ListedMemory(), mixed_layout()
-    toy = ToyEngine(mixed, (8, 8), (8, 8), None, InlineWorkers())
-    ranked(toy, LocalRanks(), store, identity=identity_of(1, 2))
+    engine(store, layout=mixed, device=8, identity=identity_of(1, 2))
     owners = identity_of(1, 2).owners(with_toy_tensors(mixed))
     assert list(store.manifests()) == [owners["kv"], owners["state"]]
     assert all(manifest and described_by(manifest) for manifest in store.manifests().values())

@@ -8,10 +8,10 @@ import pytest
 
 from tests.support.cache import ToyEngine, toy_layout
 from tests.support.components import COMPONENT_SETS, LAYOUTS, every_layout
-from tests.support.operations import configured, over, present
+from tests.support.operations import engine, over, present
 from unified_cache.cache.cache import UnifiedCache
 from unified_cache.cache.recording import RequestRecord, RequestWatcher
-from unified_cache.controller import InlineWorkers, NotStarted, Operation, TransferKind
+from unified_cache.controller import NotStarted, Operation, TransferKind
 from unified_cache.core.config import EvictionConfig, EvictionPolicy, Prefetching, Retention, WritePolicy
 from unified_cache.core.page import DEFAULT_NAMESPACE, Namespace, Prompt
 from unified_cache.core.pool import ModelLayout, Tier
@@ -21,11 +21,6 @@ from unified_cache.storage_backends.memory import MemoryStorage
 SMALL_LAYOUTS = {name: layouts[0] for name, layouts in COMPONENT_SETS.items() if layouts[0].page_size == 1}
 FULL = LAYOUTS["full"]
 PAGES = 8
-
-
-def engine(layout: ModelLayout, storage: MemoryStorage | None = None, pages: int = 24) -> ToyEngine:
-    sizes = tuple(pages for _ in layout.components)
-    return ToyEngine(layout, sizes, sizes, storage, InlineWorkers())
 
 
 def prompt_of(cache: UnifiedCache, pages: int = PAGES, first: int = 0, more: int = 0) -> Prompt:
@@ -87,7 +82,7 @@ def test_a_page_of_bigrams_knows_the_token_after_it_and_so_leaves_one(page_size:
 
 @pytest.mark.parametrize("layout", [*LAYOUTS.values(), *SMALL_LAYOUTS.values()], ids=[*LAYOUTS, *SMALL_LAYOUTS])
 def test_a_prompt_that_fills_its_pages_is_reused_up_to_the_last_one(layout: ModelLayout) -> None:
-    toy = engine(layout)
+    toy = engine(layout=layout, device=24)
     assert [serve(toy, prompt_of(toy.cache)) for _ in range(4)] == [0, 7, 7, 7]
     assert serve(toy, prompt_of(toy.cache, PAGES + 1)) == 8, "continued, all pages are reused"
     assert serve(toy, prompt_of(toy.cache)) == 7
@@ -98,14 +93,14 @@ def test_a_prompt_that_fills_its_pages_is_reused_up_to_the_last_one(layout: Mode
 def test_a_prompt_that_leaves_its_last_page_as_it_is_is_reused_whole(
     layout: ModelLayout, more: int, whole: bool
 ) -> None:
-    toy = engine(layout)
+    toy = engine(layout=layout, device=24)
     prompt = toy.cache.prompt(np.arange(PAGES * layout.page_size + more, dtype=np.int32), whole=whole)
     assert [serve(toy, prompt) for _ in range(3)] == [0, 8, 8]
 
 
 @every_layout
 def test_a_prompt_on_the_host_is_loaded_up_to_the_last_page(layout: ModelLayout) -> None:
-    toy = engine(layout)
+    toy = engine(layout=layout, device=24)
     prompt = prompt_of(toy.cache)
     serve(toy, prompt)
     move(toy, toy.cache.backup, prompt=prompt)
@@ -123,7 +118,7 @@ def test_a_prompt_on_the_host_is_loaded_up_to_the_last_page(layout: ModelLayout)
 
 @every_layout
 def test_a_prompt_in_storage_is_prefetched_up_to_the_last_page(layout: ModelLayout) -> None:
-    toy = engine(layout, MemoryStorage())
+    toy = engine(MemoryStorage(), layout=layout, device=24)
     cache = toy.cache
     prompt = prompt_of(cache)
     serve(toy, prompt)
@@ -142,7 +137,7 @@ def test_a_prompt_in_storage_is_prefetched_up_to_the_last_page(layout: ModelLayo
 
 
 def test_windows_are_kept_at_the_end_and_a_page_before_it_once() -> None:
-    cache = engine(LAYOUTS["full-swa-mamba"]).cache
+    cache = engine(layout=LAYOUTS["full-swa-mamba"], device=24).cache
     for prompt, ends in (
         (prompt_of(cache), (7, 8)),
         (prompt_of(cache, more=1), (8,)),
@@ -160,8 +155,8 @@ def test_windows_are_kept_at_the_end_and_a_page_before_it_once() -> None:
 def test_write_policies_copy_the_last_page_too_and_the_windows_at_both_ends(
     layout: ModelLayout, policy: WritePolicy
 ) -> None:
-    toy = engine(layout)
-    cache = configured(toy, write=policy)
+    toy = engine(layout=layout, device=24, write=policy)
+    cache = toy.cache
     for _ in range(2):
         serve(toy, prompt_of(cache))
         cache.wait_all(5)
@@ -170,8 +165,8 @@ def test_write_policies_copy_the_last_page_too_and_the_windows_at_both_ends(
 
 @every_layout
 def test_what_the_device_evicts_before_its_turn_is_copied_with_the_windows_at_both_ends(layout: ModelLayout) -> None:
-    toy = engine(layout)
-    cache = configured(toy, write=WritePolicy.BACK)
+    toy = engine(layout=layout, device=24, write=WritePolicy.BACK)
+    cache = toy.cache
     prompt = prompt_of(cache)
     serve(toy, prompt)
     assert not any(held_windows(cache, prompt, Tier.HOST))
@@ -180,8 +175,8 @@ def test_what_the_device_evicts_before_its_turn_is_copied_with_the_windows_at_bo
 
 
 def test_a_prompt_of_one_page_that_is_asked_again_is_written_under_the_selective_policy() -> None:
-    toy = engine(FULL)
-    cache = configured(toy, write=WritePolicy.SELECTIVE)
+    toy = engine(layout=FULL, device=24, write=WritePolicy.SELECTIVE)
+    cache = toy.cache
     prompt = prompt_of(cache, 1)
     assert [serve(toy, prompt) for _ in range(2)] == [0, 0]
     cache.wait_all(5)
@@ -196,8 +191,9 @@ def test_a_prompt_of_one_page_that_is_asked_again_is_written_under_the_selective
 def test_a_prompt_asked_again_and_again_stays_whole_while_others_go(
     spans: tuple[int, ...], policy: EvictionPolicy
 ) -> None:
-    toy = engine(toy_layout(spans, 4), pages=3 * PAGES)
-    cache = configured(toy, host_pages=tuple(0 for _ in spans), eviction=EvictionConfig((policy,) * len(spans)))
+    eviction = EvictionConfig((policy,) * len(spans))
+    toy = engine(layout=toy_layout(spans, 4), device=3 * PAGES, host=0, eviction=eviction)
+    cache = toy.cache
     prompt = prompt_of(cache)
     for number in range(1, 12):
         serve(toy, prompt)
@@ -210,7 +206,7 @@ def test_a_prompt_asked_again_and_again_stays_whole_while_others_go(
 
 
 def test_a_page_that_no_request_can_reuse_is_no_miss() -> None:
-    toy = engine(LAYOUTS["full-mamba"], MemoryStorage())
+    toy = engine(MemoryStorage(), layout=LAYOUTS["full-mamba"], device=24)
     cache = toy.cache
     records: list[RequestRecord] = []
     cache.record_to(RequestWatcher(["full", "mamba"], records.append))
@@ -226,7 +222,7 @@ def test_a_page_that_no_request_can_reuse_is_no_miss() -> None:
 
 
 def test_a_request_is_bound_by_the_component_that_lacks_its_window_before_the_last_page() -> None:
-    toy = engine(LAYOUTS["full-mamba"])
+    toy = engine(layout=LAYOUTS["full-mamba"], device=24)
     cache = toy.cache
     records: list[RequestRecord] = []
     cache.record_to(RequestWatcher(["full", "mamba"], records.append))
@@ -236,7 +232,7 @@ def test_a_request_is_bound_by_the_component_that_lacks_its_window_before_the_la
 
 
 def test_a_prefetch_is_worth_what_a_request_can_reuse() -> None:
-    toy = engine(FULL, MemoryStorage())
+    toy = engine(MemoryStorage(), layout=FULL, device=24)
     cache, size = toy.cache, FULL.page_size
     prompt = prompt_of(cache)
     serve(toy, prompt)
@@ -260,7 +256,7 @@ TOKENS = np.arange(100, 125, dtype=np.int32)
 
 
 def test_a_prompt_resumes_from_the_pages_whose_pairs_it_shares() -> None:
-    toy = engine(THREE, pages=16)
+    toy = engine(layout=THREE, device=16)
     assert serve(toy, toy.cache.prompt(TOKENS, BIGRAMS)) == 0
     # 24 of the 25 tokens begin a pair that is known. One token less, and the last pair of the last page is not.
     for count, pages in ((25, 6), (24, 5), (9, 2), (8, 1), (5, 1), (4, 0)):
@@ -276,7 +272,7 @@ def test_a_prompt_resumes_from_the_pages_whose_pairs_it_shares() -> None:
 
 def test_bigrams_and_single_tokens_never_share_a_page() -> None:
     storage = MemoryStorage()
-    toy = engine(THREE, storage, 16)
+    toy = engine(storage, layout=THREE, device=16)
     for namespace in (DEFAULT_NAMESPACE, BIGRAMS):
         prompt = toy.cache.prompt(TOKENS, namespace)
         assert serve(toy, prompt) == 0
@@ -288,11 +284,11 @@ def test_bigrams_and_single_tokens_never_share_a_page() -> None:
 
 def test_bigrams_come_back_from_storage_byte_by_byte() -> None:
     storage = MemoryStorage()
-    writer = engine(THREE, storage, 16)
+    writer = engine(storage, layout=THREE, device=16)
     prompt = writer.cache.prompt(TOKENS, BIGRAMS)
     serve(writer, prompt)
     over(writer.cache, writer.cache.backup(prompt))
-    reader = engine(THREE, storage, 16)
+    reader = engine(storage, layout=THREE, device=16)
     for start in (reader.cache.prefetch, reader.cache.load):
         assert start(prompt) is not None
         reader.cache.wait_all(1)

@@ -4,16 +4,17 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from threading import Event
+from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.support.cache import ToyEngine, oracle, toy_layout
+from tests.support.cache import ToyEngine, oracle
 from tests.support.clock import ManualClock
-from tests.support.operations import PAGE, SPANS, Stepped, engine, out_pages, over, present, serve, started
-from tests.support.ranks import ThreadRanks, digest_of, in_threads, ranked, same
+from tests.support.operations import PAGE, Stepped, engine, out_pages, present, serve, started
+from tests.support.ranks import ThreadRanks, digest_of, in_threads, same
 from unified_cache.components import Full, SlidingWindow
-from unified_cache.controller import LayerwiseLoad, Operation, OperationState, ThreadWorkers
+from unified_cache.controller import LayerwiseLoad, Operation, ThreadWorkers
 from unified_cache.controller.copies.gpu import AT_ONCE, Copied
 from unified_cache.controller.jobs import LoadJob
 from unified_cache.controller.memory import NoBytes, TieredMemory
@@ -27,21 +28,17 @@ WAIT_S = 20.0
 class GatedMemory(TieredMemory):
     """Copies a layer when the test says so, and none after it was told to fail."""
 
-    __slots__ = ("copied", "failing", "gates")
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.gates: dict[tuple[str, int], Event] = {}
+        self.copied: list[tuple[str, int]] = []
+        self.failing = False
 
-    gates: dict[tuple[str, int], Event]
-    copied: list[tuple[str, int]]
-    failing: bool
-
-    @classmethod
-    def within(cls, toy: ToyEngine) -> "GatedMemory":
-        """Put one into a new cache."""
+    @staticmethod
+    def of(toy: ToyEngine) -> "GatedMemory":
         memory = toy.cache._memory
-        assert isinstance(memory, TieredMemory)
-        gated = cls(memory._rows, memory._host)
-        gated.gates, gated.copied, gated.failing = {}, [], False
-        toy.cache._memory = toy.cache._loads._memory = gated
-        return gated
+        assert isinstance(memory, GatedMemory)
+        return memory
 
     def gate(self, pool: str, layer: int) -> Event:
         return self.gates.setdefault((pool, layer), Event())
@@ -59,21 +56,19 @@ def on_host(toy: ToyEngine, pages: int = 4) -> Prompt:
     """Have a prompt lie on the host alone."""
     cache = toy.cache
     prompt = serve(toy, pages)
-    done = started(cache.backup(prompt))
-    while done.state is OperationState.RUNNING:
-        workers = cache._controller._workers
-        if isinstance(workers, Stepped):
-            workers.run()
-        cache.poll()
+    started(cache.backup(prompt))
+    if isinstance(toy.workers, Stepped):
+        toy.workers.run()
+    cache.wait_all(WAIT_S)
     toy.forget()
     assert (cache.match(prompt).device_end, cache.match(prompt).host_end) == (0, pages)
     return prompt
 
 
-def stepped() -> tuple[ToyEngine, Stepped, Prompt]:
+def stepped(clock: ManualClock | None = None) -> tuple[ToyEngine, Stepped, Prompt]:
     """Return an engine whose jobs run when the test says so, and a prompt that lies on its host alone."""
     workers = Stepped()
-    toy = engine(workers=workers)
+    toy = engine(workers=workers, memory=GatedMemory, clock=clock, operation_timeout_s=2.0)
     return toy, workers, on_host(toy)
 
 
@@ -97,12 +92,9 @@ def verify_layers(toy: ToyEngine, prompt: Prompt, arrival: LayerwiseLoad, layers
 
 
 def test_compute_starts_before_the_last_layer_has_arrived() -> None:
-    toy = ToyEngine(toy_layout(SPANS, PAGE), (12, 8), (12, 8), None, ThreadWorkers.start())
-    cache = toy.cache
-    prompt = serve(toy, 4)
-    over(cache, cache.backup(prompt))
-    toy.forget()
-    memory = GatedMemory.within(toy)
+    toy = engine(workers=ThreadWorkers.start(), memory=GatedMemory)
+    cache, prompt = toy.cache, on_host(toy)
+    memory = GatedMemory.of(toy)
     names = [pool.name for pool in toy.layout.pools if pool.page_bytes]
     last = memory.gate(names[0], 2)
     operation, arrival = followed(toy, prompt)
@@ -183,7 +175,7 @@ def test_a_layer_that_the_pool_does_not_have_is_refused_and_one_that_was_there_b
 
 def test_a_copy_that_fails_ends_every_wait_for_what_was_to_come() -> None:
     toy, workers, prompt = stepped()
-    memory = GatedMemory.within(toy)
+    memory = GatedMemory.of(toy)
     name = toy.byte_pools(0)[0].name
     gate = memory.gate(name, 1)
     _, arrival = followed(toy, prompt)
@@ -212,10 +204,10 @@ def test_a_copy_that_fails_ends_every_wait_for_what_was_to_come() -> None:
 
 @pytest.mark.parametrize("ending", ["done", "failed", "cancelled", "late"])
 def test_until_the_engine_leaves_a_load_keeps_its_slots_however_it_ends(ending: str) -> None:
-    toy, workers, prompt = stepped()
-    cache, clock = toy.cache, ManualClock()
-    cache._controller._clock, cache._controller._timeout_s = clock, 2.0
-    memory = GatedMemory.within(toy)
+    clock = ManualClock()
+    toy, workers, prompt = stepped(clock)
+    cache = toy.cache
+    memory = GatedMemory.of(toy)
     memory.failing = ending == "failed"
     operation, arrival = followed(toy, prompt)
     if ending == "cancelled":
@@ -290,11 +282,8 @@ def test_reset_and_close_end_what_is_followed() -> None:
 @pytest.mark.parametrize("ending", ["done", "cancelled"])
 def test_ranks_wait_for_the_last_engine_that_follows(ending: str) -> None:
     def live(ranks: ThreadRanks) -> list[object]:
-        toy = engine()
-        cache = ranked(toy, ranks, None)
-        prompt = serve(toy, 4)
-        over(cache, cache.backup(prompt))
-        toy.forget()
+        toy = engine(ranks=ranks)
+        cache, prompt = toy.cache, on_host(toy)
         operation = started(cache.load(prompt))
         arrival = cache.begin_layerwise(operation) if ranks.rank == 1 else None
         if ending == "cancelled":

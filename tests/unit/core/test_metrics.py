@@ -94,9 +94,8 @@ def test_evictions_are_counted_by_component_and_tier() -> None:
 
 def test_operations_are_counted_by_kind_and_outcome() -> None:
     workers = Stepped()
-    toy = engine(workers=workers)
+    toy = engine(workers=workers, operations_max=1)
     cache = toy.cache
-    cache._controller._operations_max = 1
     prompt = serve(toy, 4)
     operation = started(cache.backup(prompt))
     assert cache.load(prompt) is NotStarted.TOO_MANY

@@ -2,60 +2,39 @@
 
 import logging
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from tests.support.cache import IDENTITY, ToyEngine, toy_layout
 from tests.support.clock import ManualClock
-from tests.support.operations import PAGE, Stepped, configured, over, started
-from tests.support.ranks import ThreadRanks, digest_of, head_of, in_threads, ranked
+from tests.support.operations import FULL, HYBRID, PAGE, Stepped, engine, over, started
+from tests.support.ranks import ThreadRanks, digest_of, in_threads
 from tests.support.store_calls import ScriptedStorage
-from unified_cache.cache.cache import UnifiedCache
 from unified_cache.components.deepseek_v4 import DeepSeekV4
-from unified_cache.controller import InlineWorkers, LeftOut, OperationState, TransferKind
+from unified_cache.controller import LeftOut, OperationState, TransferKind
 from unified_cache.controller.backup_scheduler import RETRY_PAUSE_S
 from unified_cache.core.config import WritePolicy
 from unified_cache.core.page import Prompt
 from unified_cache.core.pool import ModelLayout
 from unified_cache.core.seal import Label
 from unified_cache.core.window import SPAN_ALL, window
-from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer
 from unified_cache.storage_backends.wrappers.layer import Method
 
 LAYOUTS: dict[str, Callable[[], ModelLayout]] = {
-    "full": lambda: toy_layout((SPAN_ALL,), PAGE),
-    "full and a window": lambda: toy_layout((SPAN_ALL, 2), PAGE),
+    "full": lambda: FULL,
+    "full and a window": lambda: HYBRID,
     "full and a state": lambda: toy_layout((SPAN_ALL, 1), PAGE),
     "deepseek-v4": lambda: DeepSeekV4((4, 128)).layout(128),
 }
 PROMPT_PAGES = 24
 
 
-def writing(
-    layout: ModelLayout,
-    store: MemoryStorage | None,
-    *,
-    device: int,
-    host: int,
-    write: WritePolicy = WritePolicy.THROUGH,
-    **fields: object,
-) -> ToyEngine:
-    """Return an engine whose cache has so many pages of every component, and writes by that policy."""
-    pages = [len(layout.components) * (count,) for count in (device, host)]
-    toy = ToyEngine(layout, pages[0], pages[1], None, InlineWorkers())
-    configured(toy, write=write, **fields)
-    if store is not None:
-        toy.cache.attach(store)
-    return toy
-
-
-def prompt_of(toy: ToyEngine, number: int, pages: int = PROMPT_PAGES) -> Prompt:
+def prompt_of(toy: ToyEngine, number: int, pages: int = PROMPT_PAGES, *, whole: bool = True) -> Prompt:
     size = toy.page_size
     start = number * (PROMPT_PAGES + 1) * size
-    return toy.cache.prompt(np.arange(start, start + pages * size, dtype=np.int32))
+    return toy.cache.prompt(np.arange(start, start + pages * size, dtype=np.int32), whole=whole)
 
 
 def labels_of(toy: ToyEngine, prompt: Prompt) -> set[Label]:
@@ -72,7 +51,7 @@ def labels_of(toy: ToyEngine, prompt: Prompt) -> set[Label]:
 
 def stored(layout: ModelLayout) -> tuple[ScriptedStorage, Prompt]:
     store = ScriptedStorage()
-    toy = writing(layout, store, device=40, host=40)
+    toy = engine(store, layout=layout, write=WritePolicy.THROUGH, device=40, host=40)
     prompt = toy.run(prompt_of(toy, 0))
     toy.cache.wait_all(10)
     return store, prompt
@@ -98,7 +77,7 @@ def test_prompts_that_come_faster_than_the_host_has_room_all_reach_storage(
     layout: Callable[[], ModelLayout],
 ) -> None:
     store = ScriptedStorage()
-    toy = writing(layout(), store, device=800, host=80)
+    toy = engine(store, layout=layout(), write=WritePolicy.THROUGH, device=800, host=80)
     prompts = [toy.run(prompt_of(toy, number)) for number in range(30)]
     toy.cache.wait_all(10)
     assert [labels_of(toy, prompt) <= store.taken for prompt in prompts] == [True] * 30
@@ -113,7 +92,7 @@ def test_a_prompt_that_the_host_is_too_small_for_reaches_storage(
     layout: Callable[[], ModelLayout], write: WritePolicy
 ) -> None:
     store = ScriptedStorage()
-    toy = writing(layout(), store, device=40, host=8, write=write, dirty_share=0.1)
+    toy = engine(store, layout=layout(), device=40, host=8, write=write, dirty_share=0.1)
     prompt = prompt_of(toy, 0)
     for _ in range(2):
         toy.run(prompt)
@@ -128,7 +107,7 @@ def test_a_backup_by_call_that_the_host_is_too_small_for_reaches_storage_and_say
     layout: Callable[[], ModelLayout],
 ) -> None:
     store = ScriptedStorage()
-    toy = writing(layout(), store, device=40, host=8, write=WritePolicy.ON_CALL)
+    toy = engine(store, layout=layout(), device=40, host=8)
     prompt = toy.run(prompt_of(toy, 0))
     operation = over(toy.cache, toy.cache.backup(prompt))
     assert operation.state is OperationState.DONE
@@ -137,7 +116,7 @@ def test_a_backup_by_call_that_the_host_is_too_small_for_reaches_storage_and_say
 
 
 def test_without_storage_a_backup_says_how_many_pages_the_host_is_too_small_for() -> None:
-    toy = writing(toy_layout((SPAN_ALL,), PAGE), None, device=40, host=8, write=WritePolicy.ON_CALL)
+    toy = engine(layout=FULL, device=40, host=8)
     operation = over(toy.cache, toy.cache.backup(toy.run(prompt_of(toy, 0))))
     assert operation.state is OperationState.PARTIAL
     assert (operation.tally.arrived, operation.tally.left_out) == (8, {LeftOut.HOST_TOO_SMALL: 16})
@@ -149,8 +128,9 @@ def test_storage_that_was_away_gets_what_it_missed_once_it_answers_again(
     layout: Callable[[], ModelLayout], failure: Answer | None
 ) -> None:
     store = ScriptedStorage()
-    toy = writing(layout(), store, device=400, host=40)
-    store.answer, store.failing = failure, set() if failure else {Method.PUT}
+    toy = engine(store, layout=layout(), write=WritePolicy.THROUGH, device=400, host=40)
+    store.answers = {Method.PUT: failure} if failure else {}
+    store.failing = set() if failure else {Method.PUT}
     prompts = [toy.run(prompt_of(toy, number)) for number in range(5)]
     toy.cache.wait_all(10)
     check_sums(toy)
@@ -158,7 +138,7 @@ def test_storage_that_was_away_gets_what_it_missed_once_it_answers_again(
     offered_count = len(store.offered)
     toy.cache.wait_all(10)
     assert len(store.offered) == offered_count, "not before something shows that it works again"
-    store.answer, store.failing = None, set()
+    store.answers, store.failing = {}, set()
     prompts.append(toy.run(prompt_of(toy, 6)))
     toy.cache.wait_all(10)
     assert [labels_of(toy, prompt) <= store.taken for prompt in prompts] == [True] * 6
@@ -170,8 +150,7 @@ def test_a_failed_store_is_tried_again_after_a_pause_though_nothing_else_is_stor
     layout: Callable[[], ModelLayout],
 ) -> None:
     store, clock = ScriptedStorage(), ManualClock()
-    toy = writing(layout(), store, device=200, host=40)
-    toy.cache._scheduler._clock = clock
+    toy = engine(store, layout=layout(), write=WritePolicy.THROUGH, device=200, host=40, clock=clock)
     store.failing = {Method.PUT}
     prompts = [toy.run(prompt_of(toy, number)) for number in range(3)]
     toy.cache.wait_all(10)
@@ -189,11 +168,11 @@ def test_a_failed_store_is_tried_again_after_a_pause_though_nothing_else_is_stor
 @layouts
 def test_a_prompt_that_the_store_failed_is_offered_again_when_it_is_used(layout: Callable[[], ModelLayout]) -> None:
     store = ScriptedStorage()
-    toy = writing(layout(), store, device=200, host=40)
-    store.answer = Answer.DECLINED
+    toy = engine(store, layout=layout(), write=WritePolicy.THROUGH, device=200, host=40)
+    store.answers[Method.PUT] = Answer.DECLINED
     prompts = [toy.run(prompt_of(toy, number)) for number in range(2)]
     toy.cache.wait_all(10)
-    store.answer = None
+    store.answers.clear()
     toy.cache.release(toy.cache.lock(toy.cache.match(prompts[1])))
     toy.cache.wait_all(10)
     assert labels_of(toy, prompts[1]) <= store.taken
@@ -202,7 +181,7 @@ def test_a_prompt_that_the_store_failed_is_offered_again_when_it_is_used(layout:
 
 def test_what_is_evicted_before_the_store_answers_again_is_counted() -> None:
     store = ScriptedStorage()
-    toy = writing(toy_layout((SPAN_ALL, 2), PAGE), store, device=24, host=24)
+    toy = engine(store, write=WritePolicy.THROUGH, device=24, host=24)
     store.failing = {Method.PUT}
     for number in range(2):
         toy.run(prompt_of(toy, number))
@@ -217,7 +196,7 @@ def test_what_is_evicted_before_the_store_answers_again_is_counted() -> None:
 
 def test_a_prompt_that_was_put_in_pieces_is_not_put_again_with_its_continuation() -> None:
     store = ScriptedStorage()
-    toy = writing(toy_layout((SPAN_ALL,), PAGE), store, device=40, host=8)
+    toy = engine(store, layout=FULL, write=WritePolicy.THROUGH, device=40, host=8)
     toy.run(prompt_of(toy, 0))
     toy.cache.wait_all(10)
     offered_count = len(store.offered)
@@ -231,11 +210,8 @@ def test_a_prompt_that_was_put_in_pieces_is_not_put_again_with_its_continuation(
 
 def test_closing_counts_the_prompts_and_pages_that_no_backup_came_to(caplog: pytest.LogCaptureFixture) -> None:
     store, workers = ScriptedStorage(), Stepped()
-    layout = toy_layout((SPAN_ALL,), PAGE)
-    toy = ToyEngine(layout, (300,), (300,), None, workers)
-    config = replace(toy.cache.config, write=WritePolicy.THROUGH, operations_max=4, close_timeout_s=0.01)
-    pools = list(toy.pools.values())
-    toy.cache = UnifiedCache.open(layout, config, pools, identity=IDENTITY, workers=workers, storage=store)
+    write = WritePolicy.THROUGH
+    toy = engine(store, layout=FULL, device=300, workers=workers, write=write, operations_max=4, close_timeout_s=0.01)
     for number in range(10):
         toy.run(prompt_of(toy, number))
     toy.cache.close()
@@ -250,7 +226,7 @@ def test_closing_counts_the_prompts_and_pages_that_no_backup_came_to(caplog: pyt
 
 def test_a_backup_that_is_cancelled_counts_its_pages_as_cancelled() -> None:
     store = ScriptedStorage()
-    toy = writing(toy_layout((SPAN_ALL, 2), PAGE), store, device=40, host=40, write=WritePolicy.ON_CALL)
+    toy = engine(store, device=40, host=40)
     operation = started(toy.cache.backup(toy.run(prompt_of(toy, 0))))
     assert toy.cache.cancel(operation)
     toy.cache.wait_all(1)
@@ -259,7 +235,7 @@ def test_a_backup_that_is_cancelled_counts_its_pages_as_cancelled() -> None:
 
 
 def test_a_load_that_the_device_has_no_room_for_says_so() -> None:
-    toy = writing(toy_layout((SPAN_ALL,), PAGE), None, device=24, host=48, write=WritePolicy.ON_CALL)
+    toy = engine(layout=FULL, device=24, host=48)
     prompt = toy.run(prompt_of(toy, 0))
     over(toy.cache, toy.cache.backup(prompt))
     held = toy.serve(prompt_of(toy, 1, 20))
@@ -276,7 +252,7 @@ def test_a_load_that_the_device_has_no_room_for_says_so() -> None:
 @layouts
 def test_a_prefetch_that_the_host_is_too_small_for_goes_on_to_the_device(layout: Callable[[], ModelLayout]) -> None:
     store, prompt = stored(layout())
-    toy = writing(layout(), store, device=40, host=8)
+    toy = engine(store, layout=layout(), write=WritePolicy.THROUGH, device=40, host=8)
     for _ in range(2):
         operation = over(toy.cache, toy.cache.prefetch(prompt))
         found = toy.cache.match(prompt)
@@ -296,7 +272,7 @@ def test_a_prefetch_through_the_host_goes_on_from_what_memory_holds(
     layout: Callable[[], ModelLayout], kept: int
 ) -> None:
     store, prompt = stored(layout())
-    toy = writing(layout(), store, device=32, host=8, write=WritePolicy.ON_CALL)
+    toy = engine(store, layout=layout(), device=32, host=8)
     toy.run(prompt.head(kept))
     over(toy.cache, toy.cache.backup(prompt.head(min(kept, 8))))
     operation = over(toy.cache, toy.cache.prefetch(prompt))
@@ -307,7 +283,7 @@ def test_a_prefetch_through_the_host_goes_on_from_what_memory_holds(
 @layouts
 def test_a_prefetch_that_neither_tier_has_room_for_says_so(layout: Callable[[], ModelLayout]) -> None:
     store, prompt = stored(layout())
-    toy = writing(layout(), store, device=20, host=8)
+    toy = engine(store, layout=layout(), write=WritePolicy.THROUGH, device=20, host=8)
     operation = over(toy.cache, toy.cache.prefetch(prompt))
     assert operation.state is OperationState.PARTIAL
     assert set(operation.tally.left_out) == {LeftOut.HOST_FULL}
@@ -317,12 +293,8 @@ def test_a_prefetch_that_neither_tier_has_room_for_says_so(layout: Callable[[], 
 
 def test_pages_that_another_backup_is_storing_are_stored_by_the_next_one_where_that_fails() -> None:
     store, workers = ScriptedStorage(), Stepped()
-    layout = toy_layout((SPAN_ALL, 2), PAGE)
-    toy = ToyEngine(layout, (80, 80), (80, 80), None, workers)
-    config = replace(toy.cache.config, write=WritePolicy.SELECTIVE)
-    pools = list(toy.pools.values())
-    toy.cache = UnifiedCache.open(layout, config, pools, identity=IDENTITY, workers=workers, storage=store)
-    prompt = toy.run(prompt_of(toy, 0))
+    toy = engine(store, device=80, host=80, workers=workers, write=WritePolicy.SELECTIVE)
+    prompt = toy.run(prompt_of(toy, 0, whole=False))
     by_call = started(toy.cache.backup(prompt))
     workers.run()
     toy.cache.poll()
@@ -343,7 +315,7 @@ def test_pages_that_another_backup_is_storing_are_stored_by_the_next_one_where_t
 
 def test_a_backup_that_is_stopped_between_its_copy_and_its_put_puts_nothing() -> None:
     store, workers = ScriptedStorage(), Stepped()
-    toy = ToyEngine(toy_layout((SPAN_ALL, 2), PAGE), (80, 80), (80, 80), store, workers)
+    toy = engine(store, device=80, host=80, workers=workers)
     stopped = started(toy.cache.backup(toy.run(prompt_of(toy, 0))))
     toy.cache.finish_early(stopped)
     while workers.waiting or toy.cache._controller.live_count:
@@ -361,12 +333,10 @@ def test_a_backup_that_is_stopped_between_its_copy_and_its_put_puts_nothing() ->
 def test_ranks_put_and_prefetch_through_a_host_that_is_too_small(spans: tuple[int, ...]) -> None:
     def live(ranks: ThreadRanks) -> list[str]:
         store, digests = ScriptedStorage(), []
-        sizes = len(spans) * (40,), len(spans) * (8,)
         for writes in (True, False):
-            toy = ToyEngine(toy_layout(spans, PAGE), *sizes, None, InlineWorkers())
             write = WritePolicy.THROUGH if writes else WritePolicy.ON_CALL
-            cache = ranked(toy, ranks, store, write=write)
-            toy.digest = head_of(ranks).digest(toy.layout)
+            toy = engine(store, layout=toy_layout(spans, PAGE), device=40, host=8, ranks=ranks, write=write)
+            cache = toy.cache
             prompt = prompt_of(toy, 0)
             if writes:
                 toy.run(prompt)

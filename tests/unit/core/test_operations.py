@@ -1,19 +1,18 @@
 """A transfer's life: cancelled, late, stopped, in quarantine behind a store that hangs, detached."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from threading import Event, Timer, get_ident
 from threading import enumerate as living_threads
 
 import pytest
 
-from tests.support.cache import ToyEngine, WholePromptCache, toy_layout
+from tests.support.cache import ToyEngine
 from tests.support.clock import ManualClock
 from tests.support.operations import (
-    PAGE,
+    FULL,
     Stepped,
     UnreturnedCall,
-    configured,
     engine,
     filled,
     out_pages,
@@ -25,7 +24,7 @@ from tests.support.operations import (
 from tests.support.service import wait_for
 from tests.support.store_calls import ScriptedStorage, after, at, raising
 from unified_cache.cache.cache import UnifiedCache
-from unified_cache.controller import InlineWorkers, NotStarted, Operation, OperationState, ThreadWorkers, TransferKind
+from unified_cache.controller import NotStarted, Operation, OperationState, ThreadWorkers, TransferKind
 from unified_cache.controller.ranks import LocalRanks
 from unified_cache.core.config import CacheConfig, GuardConfig, Prefetching
 from unified_cache.core.errors import (
@@ -39,45 +38,27 @@ from unified_cache.core.errors import (
 )
 from unified_cache.core.page import Prompt
 from unified_cache.core.pool import Pages, Tier
-from unified_cache.core.window import SPAN_ALL
 from unified_cache.storage_backends.memory import MemoryStorage
-from unified_cache.storage_backends.protocol import Answer, Level, PageIO
+from unified_cache.storage_backends.protocol import PageIO
 from unified_cache.storage_backends.wrappers.layer import Method
 
 PATIENCE_S = 30.0
 """Longest wait for what must happen; reached only by a bug."""
 
 
-class HangingStorage(MemoryStorage):
-    """Hangs in the call of a given number, counted from when ``hang_at`` was set."""
+def hanging(store: ScriptedStorage, method: Method, number: int) -> UnreturnedCall:
+    """Have a store hang in one of its calls from now on, counted from 0."""
+    call = UnreturnedCall(method.value)
+    store.before[method] = at(number, raising(StorageTimeoutError(f"{method.value} hangs", call)))
+    return call
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.hang_at = -1
-        self.hung: list[tuple[UnreturnedCall, Sequence[PageIO]]] = []
 
-    def get(self, pages: Sequence[PageIO]) -> list[Answer]:
-        self._maybe_hang("get", pages)
-        return super().get(pages)
-
-    def put(self, pages: Sequence[PageIO], level: Level) -> list[Answer]:
-        self._maybe_hang("put", pages)
-        return super().put(pages, level)
-
-    def _maybe_hang(self, name: str, pages: Sequence[PageIO]) -> None:
-        self.hang_at -= 1
-        if self.hang_at == -1:
-            call = UnreturnedCall(name)
-            self.hung.append((call, pages))
-            raise StorageTimeoutError(f"{name} hangs", call)
-
-    def scribble_and_return(self) -> None:
-        """Write to the buffers of the oldest call, as a store may until it returns, and return."""
-        call, pages = self.hung.pop(0)
-        for page in pages:
-            for buffer in page.buffers:
-                buffer[:] = bytes(len(buffer))
-        call.returned = True
+def scribble_and_return(pages: Sequence[PageIO], call: UnreturnedCall) -> None:
+    """Write to the buffers of a call that hangs, as a store may until it returns, and return."""
+    for page in pages:
+        for buffer in page.buffers:
+            buffer[:] = bytes(len(buffer))
+    call.returned = True
 
 
 def stuck_in(*methods: Method) -> tuple[ScriptedStorage, Event]:
@@ -93,7 +74,7 @@ def is_closed(store: ScriptedStorage) -> bool:
 
 def stored_and_forgotten(store: MemoryStorage) -> tuple[ToyEngine, Prompt]:
     """Return a cache of Full alone whose prompt of six pages lies in storage and nowhere else."""
-    toy = ToyEngine(toy_layout((SPAN_ALL,), PAGE), (12,), (12,), store, InlineWorkers())
+    toy = engine(store, layout=FULL, device=12)
     prompt = serve(toy, 6)
     over(toy.cache, toy.cache.backup(prompt))
     toy.cache.reset()
@@ -158,10 +139,7 @@ def test_an_interrupt_in_a_transfer_reaches_the_engine_and_leaves_nothing_live()
 def test_a_worker_survives_whatever_a_store_raises_and_says_so() -> None:
     store = ScriptedStorage()
     store.before[Method.EXISTS] = raising(Panic("a native library gives up"))
-    toy = engine(workers=ThreadWorkers.start(storage=1))
-    cache = toy.cache
-    cache.config = replace(cache.config, guard=None)
-    cache.attach(store)
+    cache = engine(store, workers=ThreadWorkers.start(storage=1)).cache
     for first in (0, 1000):
         operation = started(cache.prefetch(cache.prompt(tokens(2, first))))
         assert cache.wait_all(5) == [operation]
@@ -261,18 +239,10 @@ def test_a_transfer_whose_job_has_ended_unclaimed_can_still_be_cancelled_and_a_c
 # ---- time --------------------------------------------------------------------------------------------------------
 
 
-def with_clock(toy: ToyEngine, clock: ManualClock, **fields: object) -> UnifiedCache:
-    toy.cache.config = replace(toy.cache.config, **fields)  # type: ignore[arg-type]  # fields of CacheConfig by name
-    controller = toy.cache._controller
-    controller._clock = clock
-    controller._timeout_s = toy.cache.config.operation_timeout_s
-    return toy.cache
-
-
 def test_a_transfer_that_takes_too_long_fails_at_once_and_is_released_when_its_job_ends() -> None:
     workers, clock = Stepped(), ManualClock()
-    toy = engine(workers=workers)
-    cache = with_clock(toy, clock, operation_timeout_s=2.0)
+    toy = engine(workers=workers, clock=clock, operation_timeout_s=2.0)
+    cache = toy.cache
     operation = started(cache.backup(serve(toy, 4)))
     clock.now_s = 1.9
     assert cache.poll() == []
@@ -289,8 +259,7 @@ def test_a_transfer_that_takes_too_long_fails_at_once_and_is_released_when_its_j
 def test_a_prefetch_whose_patience_ends_keeps_what_has_come() -> None:
     store, workers, clock = MemoryStorage(), Stepped(), ManualClock()
     filled(store)
-    toy = engine(store, workers=workers)
-    cache = with_clock(toy, clock, prefetching=Prefetching(patience_s=2.0))
+    cache = engine(store, workers=workers, clock=clock, prefetching=Prefetching(patience_s=2.0)).cache
     prompt = cache.prompt(tokens(6))
     operation = started(cache.prefetch(prompt))
     workers.run()
@@ -311,13 +280,12 @@ def test_a_prefetch_whose_patience_ends_keeps_what_has_come() -> None:
 
 
 def test_pages_that_a_hanging_store_may_still_fill_are_nobodys_until_it_returns() -> None:
-    store = HangingStorage()
+    store = ScriptedStorage()
     filled(store)
     toy = engine(store)
     cache = toy.cache
-    prompt = cache.prompt(tokens(6))
-    store.hang_at = 0
-    operation = started(cache.prefetch(prompt))
+    call = hanging(store, Method.GET, 0)
+    operation = started(cache.prefetch(cache.prompt(tokens(6))))
     assert cache.poll() + cache.poll() == [operation]
     assert (operation.state, operation.is_released) == (OperationState.FAILED, False)
     assert isinstance(operation.error, StorageTimeoutError)
@@ -326,10 +294,11 @@ def test_pages_that_a_hanging_store_may_still_fill_are_nobodys_until_it_returns(
     assert held > 0
     with pytest.raises(WaitTimeoutError):
         cache.wait_all(0.05)
+    pages = store.given
     serve(toy, 4, first=1000)
     cache.backup(cache.prompt(tokens(4, 1000)))
     cache.poll()
-    store.scribble_and_return()
+    scribble_and_return(pages, call)
     cache.wait_all(1)
     assert (operation.is_released, out_pages(cache), cache.stats().calls_quarantined) == (True, 0, 0)
     over(cache, cache.load(cache.prompt(tokens(4, 1000))))
@@ -338,16 +307,16 @@ def test_pages_that_a_hanging_store_may_still_fill_are_nobodys_until_it_returns(
 
 def test_what_came_before_a_store_hung_is_kept_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("unified_cache.controller.jobs.BATCH_OBJECTS", 2)
-    store = HangingStorage()
+    store = ScriptedStorage()
     toy, prompt = stored_and_forgotten(store)
-    store.hang_at = 2
+    call = hanging(store, Method.GET, 2)
     operation = started(toy.cache.prefetch(prompt))
     toy.cache.poll()
     toy.cache.poll()
     assert (operation.state, operation.is_released) == (OperationState.FAILED, False)
     assert toy.cache.match(prompt).host_end == 4
     toy.cache.check()
-    store.scribble_and_return()
+    scribble_and_return(store.given, call)
     toy.cache.poll()
     assert operation.is_released
     assert toy.cache.match(prompt).host_end == 4
@@ -356,10 +325,9 @@ def test_what_came_before_a_store_hung_is_kept_at_once(monkeypatch: pytest.Monke
 
 def test_a_guarded_store_that_hangs_costs_misses_and_closes_in_time() -> None:
     guard = GuardConfig(deadline_s=0.4, calls_max=2, breaker_failures_max=2)
-    toy = engine()
-    cache = configured(toy, guard=guard, close_timeout_s=2.0)
     store, let_go = stuck_in(Method.EXISTS)
-    cache.attach(store)
+    toy = engine(store, guard=guard, close_timeout_s=2.0)
+    cache = toy.cache
     for first in (0, 1000, 2000, 3000):
         operation = started(cache.prefetch(cache.prompt(tokens(2, first))))
         cache.poll()
@@ -383,8 +351,7 @@ def test_workers_have_one_deadline_together_to_end_their_jobs() -> None:
 
 def test_a_store_that_a_worker_hangs_in_is_closed_once_it_has_returned() -> None:
     store, let_go = stuck_in(Method.EXISTS, Method.CLOSE)
-    toy = engine(store, workers=ThreadWorkers.start(storage=1))
-    toy.cache.config = replace(toy.cache.config, close_timeout_s=0.1)
+    toy = engine(store, workers=ThreadWorkers.start(storage=1), close_timeout_s=0.1)
     toy.cache.prefetch(toy.cache.prompt(tokens(2)))
     assert toy.cache.close() == ["storage-0", "the store did not return from close within 0.1 s"]
     assert not is_closed(store)
@@ -397,9 +364,7 @@ def test_a_store_without_a_guard_that_hangs_while_it_is_closed_is_named_in_time(
     leaves: Callable[[UnifiedCache], list[str]],
 ) -> None:
     store, let_go = stuck_in(Method.CLOSE)
-    toy = engine(store)
-    assert toy.cache.config.guard is None
-    toy.cache.config = replace(toy.cache.config, close_timeout_s=0.05)
+    toy = engine(store, guard=None, close_timeout_s=0.05)
     assert leaves(toy.cache) == ["the store did not return from close within 0.05 s"]
     let_go.set()
     wait_for(lambda: is_closed(store), PATIENCE_S)
@@ -458,9 +423,7 @@ def test_a_store_can_be_attached_and_detached_while_the_cache_runs() -> None:
 def test_detaching_ends_what_moves_and_keeps_what_has_come() -> None:
     store, workers = MemoryStorage(), Stepped()
     filled(store)
-    toy = engine(store, workers=workers)
-    cache = toy.cache
-    cache.config = replace(cache.config, close_timeout_s=0.05)
+    cache = engine(store, workers=workers, close_timeout_s=0.05).cache
     operation = started(cache.prefetch(cache.prompt(tokens(6))))
     cache.detach()
     workers.run(len(workers.waiting))
@@ -495,16 +458,23 @@ PAGES = 2
 GUARD = GuardConfig(deadline_s=0.15, calls_max=2, breaker_failures_max=9)
 
 
-class HangingReads(ScriptedStorage):
-    """A store in memory whose gets hang while they are told to, and then return after all."""
+@dataclass
+class HangingReads:
+    """A store that holds six prompts, whose gets hang while they are told to, and then return after all."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.hangs = False
-        self.let_go = Event()
-        self.callers: list[int] = []
-        """Threads of gets."""
-        self.before[Method.GET] = self._hang
+    backend: ScriptedStorage = field(default_factory=ScriptedStorage)
+    hangs: bool = False
+    let_go: Event = field(default_factory=Event)
+    callers: list[int] = field(default_factory=list)
+    """Threads of gets."""
+
+    def open_cache(self) -> UnifiedCache:
+        """Open a cache with workers on threads over it."""
+        toy = engine(self.backend, layout=FULL, device=16)
+        for first in range(6):
+            over(toy.cache, toy.cache.backup(serve(toy, PAGES, first * 1000)))
+        self.backend.before[Method.GET] = self._hang
+        return toy.reopen(self.backend, ThreadWorkers.start(storage=2), guard=GUARD, close_timeout_s=2.0)
 
     def _hang(self) -> None:
         self.callers.append(get_ident())
@@ -516,25 +486,6 @@ def store() -> Iterator[HangingReads]:
     store = HangingReads()
     yield store
     store.let_go.set()
-
-
-Open = Callable[[GuardConfig], UnifiedCache]
-
-
-@pytest.fixture
-def open_cache(store: HangingReads) -> Open:
-    """Open a cache with workers on threads over a store that holds six prompts."""
-
-    def open_cache(guard: GuardConfig) -> UnifiedCache:
-        toy = ToyEngine(toy_layout((SPAN_ALL,), PAGE), (16,), (16,), store, InlineWorkers())
-        for first in range(6):
-            prompt = serve(toy, PAGES, first * 1000)
-            over(toy.cache, toy.cache.backup(prompt))
-        config = replace(toy.cache.config, guard=guard, close_timeout_s=2.0)
-        pools = list(toy.pools.values())
-        return WholePromptCache.open(toy.layout, config, pools, identity=toy.cache.identity, storage=store)
-
-    return open_cache
 
 
 def prefetched(cache: UnifiedCache, number: int) -> Operation:
@@ -553,8 +504,8 @@ def storage_threads() -> list[str]:
     return [thread.name for thread in living_threads() if thread.name.startswith("storage-")]
 
 
-def test_calls_of_workers_run_on_the_workers_own_threads(store: HangingReads, open_cache: Open) -> None:
-    cache = open_cache(GUARD)
+def test_calls_of_workers_run_on_the_workers_own_threads(store: HangingReads) -> None:
+    cache = store.open_cache()
     for number in range(4):
         assert prefetched(cache, number).pages_count == PAGES
     names = {thread.ident: thread.name for thread in living_threads()}
@@ -562,10 +513,8 @@ def test_calls_of_workers_run_on_the_workers_own_threads(store: HangingReads, op
     assert cache.close() == []
 
 
-def test_a_late_call_fails_its_operation_and_keeps_its_pages_until_the_store_returns(
-    store: HangingReads, open_cache: Open
-) -> None:
-    cache = open_cache(GUARD)
+def test_a_late_call_fails_its_operation_and_keeps_its_pages_until_the_store_returns(store: HangingReads) -> None:
+    cache = store.open_cache()
     store.hangs = True
     operation = prefetched(cache, 0)
     assert isinstance(operation.error, StorageTimeoutError)
@@ -581,10 +530,8 @@ def test_a_late_call_fails_its_operation_and_keeps_its_pages_until_the_store_ret
     assert cache.close() == []
 
 
-def test_another_worker_takes_the_place_of_one_that_hangs_until_too_many_do(
-    store: HangingReads, open_cache: Open
-) -> None:
-    cache = open_cache(GUARD)
+def test_another_worker_takes_the_place_of_one_that_hangs_until_too_many_do(store: HangingReads) -> None:
+    cache = store.open_cache()
     assert [prefetched(cache, number).pages_count for number in (4, 5)] == [PAGES] * 2
     before = len(storage_threads())
     store.hangs = True

@@ -2,23 +2,24 @@
 
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from types import FrameType
 
 import numpy as np
 import pytest
 
-from tests.support.cache import IDENTITY, ToyEngine, toy_layout
+from tests.support.cache import ToyEngine
 from tests.support.clock import ManualClock
 from tests.support.components import every_hybrid, every_layout, recurrent_state, sliding_window
-from tests.support.conversations import HostModel, VanishingStorage, pages_on, remembered, store_turns
+from tests.support.conversations import ROOM, HostModel, pages_on, store_turns
+from tests.support.operations import FULL as FULL_LAYOUT
 from tests.support.operations import (
+    HYBRID,
     PAGE,
-    SPANS,
     Stepped,
     UnreturnedCall,
     engine,
     filled,
+    head_of,
     out_pages,
     over,
     present,
@@ -27,7 +28,8 @@ from tests.support.operations import (
     started,
     tokens,
 )
-from tests.support.ranks import ThreadRanks, digest_of, head_of, in_threads, ranked, same
+from tests.support.ranks import ThreadRanks, digest_of, in_threads, same
+from tests.support.store_calls import ScriptedStorage, at, raising
 from unified_cache.cache.cache import UnifiedCache
 from unified_cache.components import Full, RecurrentState, SlidingWindow
 from unified_cache.controller import (
@@ -39,29 +41,31 @@ from unified_cache.controller import (
     TransferKind,
     Workers,
 )
+from unified_cache.controller.ranks import LocalRanks, RankGroup
 from unified_cache.core.config import Prefetching
 from unified_cache.core.errors import StorageError, StorageTimeoutError
 from unified_cache.core.page import Prompt
-from unified_cache.core.pool import Component, Identity, ModelLayout, PoolSpec, Tier
+from unified_cache.core.pool import Component, ModelLayout, PoolSpec, Tier
 from unified_cache.core.seal import Label
-from unified_cache.core.window import SPAN_ALL
 from unified_cache.storage_backends.memory import MemoryStorage
-from unified_cache.storage_backends.protocol import Answer, PageIO
+from unified_cache.storage_backends.protocol import Answer
+from unified_cache.storage_backends.wrappers.layer import Method
 from unified_cache.tree import RadixTree
 
 TURNS = (4, 8, 12, 16)
 """Pages of the conversation after each turn: where windows and states are kept."""
 
 
-def stored(layout: ModelLayout, turns: tuple[int, ...] = TURNS) -> VanishingStorage:
-    store = VanishingStorage()
+def stored(layout: ModelLayout, turns: tuple[int, ...] = TURNS) -> ScriptedStorage:
+    store = ScriptedStorage()
     store_turns(layout, store, turns)
+    store.calls.clear()
     return store
 
 
-def opened(layout: ModelLayout, turns: tuple[int, ...] = TURNS) -> tuple[VanishingStorage, UnifiedCache]:
+def opened(layout: ModelLayout, turns: tuple[int, ...] = TURNS) -> tuple[ScriptedStorage, UnifiedCache]:
     store = stored(layout, turns)
-    return store, remembered(layout, store).cache
+    return store, engine(store, layout=layout, device=ROOM).cache
 
 
 def prefetched(cache: UnifiedCache, pages: int) -> Operation:
@@ -103,7 +107,7 @@ def test_a_flawed_page_is_a_page_that_did_not_come_and_is_taken_out_of_storage(l
 @every_layout
 def test_storage_that_lacks_only_what_the_device_holds_adds_all_the_rest(layout: ModelLayout) -> None:
     store = stored(layout, (8,))
-    toy = remembered(layout, store)
+    toy = engine(store, layout=layout, device=ROOM)
     cache = toy.cache
     serve(toy, 4)
     store.remove(
@@ -123,12 +127,12 @@ def test_storage_that_lacks_only_what_the_device_holds_adds_all_the_rest(layout:
 def test_a_hit_below_the_threshold_is_not_read(layout: ModelLayout) -> None:
     store = stored(layout, (4,))
     for threshold, gained in ((5, 0), (4, 4)):
-        store.calls_count = 0
-        cache = remembered(layout, store).cache
-        cache.config = replace(cache.config, prefetching=Prefetching(threshold_tokens=threshold * layout.page_size))
+        store.calls.clear()
+        prefetching = Prefetching(threshold_tokens=threshold * layout.page_size)
+        cache = engine(store, layout=layout, device=ROOM, prefetching=prefetching).cache
         operation = prefetched(cache, 8)
         assert (operation.state, operation.pages_count) == (OperationState.DONE, gained)
-        assert bool(store.calls_count) is bool(gained)
+        assert (Method.GET in store.calls) is bool(gained)
 
 
 @every_hybrid
@@ -137,7 +141,7 @@ def test_windows_that_a_prefetch_counts_on_stay_while_it_reads(layout: ModelLayo
     """Once it has said one page more, and four pages that could be resumed became none."""
     store = stored(layout, (4, 8))
     workers = Stepped()
-    toy = remembered(layout, store, workers)
+    toy = engine(store, layout=layout, device=ROOM, workers=workers)
     cache, prompt = toy.cache, prompt_of_pages(toy.cache, 8)
     windows = range(1, len(layout.components))
 
@@ -171,7 +175,7 @@ def test_windows_that_a_prefetch_counts_on_stay_while_it_reads(layout: ModelLayo
 
 @every_layout
 def test_a_prefetch_asks_the_tree_for_its_prompt_few_times(layout: ModelLayout) -> None:
-    cache = remembered(layout, stored(layout), InlineWorkers()).cache
+    cache = engine(stored(layout), layout=layout, device=ROOM).cache
     prompt = prompt_of_pages(cache, 16)
     asked: list[str] = []
 
@@ -207,9 +211,9 @@ def test_windows_of_ends_in_between_at_most_double_what_is_read(layout: ModelLay
 @pytest.mark.parametrize("losing_rank", [0, 1])
 def test_what_did_not_come_on_one_rank_is_done_without_on_all(layout: ModelLayout, losing_rank: int) -> None:
     def live(ranks: ThreadRanks) -> tuple[str, int, int, list[set[int]]]:
-        store = VanishingStorage()
+        store = ScriptedStorage()
         store_turns(layout, store, range(1, 9), head_of(ranks))
-        cache = ranked(remembered(layout, MemoryStorage()), ranks, store)
+        cache = engine(store, layout=layout, device=ROOM, ranks=ranks).cache
         if ranks.rank == losing_rank:
             store.vanishing = {labels_of(cache, 7, len(layout.components) - 1)[-1]}
         operation = over(cache, cache.prefetch(prompt_of_pages(cache, 8)))
@@ -226,9 +230,9 @@ def test_a_prefetch_without_any_room_gains_nothing_and_is_no_failure(layout: Mod
     store, cache = opened(layout)
     ledger = cache._ledger
     taken = present(ledger.allocate(Tier.HOST, 0, ledger.capacity(Tier.HOST, 0)))
-    store.calls_count = 0
+    store.calls.clear()
     operation = prefetched(cache, 16)
-    assert (operation.state, operation.pages_count, store.calls_count) == (OperationState.PARTIAL, 0, 0)
+    assert (operation.state, operation.pages_count, store.asked) == (OperationState.PARTIAL, 0, [])
     ledger.free(Tier.HOST, 0, taken)
     assert prefetched(cache, 16).pages_count == 16
 
@@ -315,41 +319,33 @@ def test_where_storage_has_lost_the_window_too_nothing_is_brought() -> None:
 WAIT_S = 10.0
 
 
-class CountingStorage(MemoryStorage):
-    """Counts the objects read, and fails a get when told to."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.read_count = 0
-        self.error: StorageError | None = None
-        """What the next get raises."""
-
-    def get(self, pages: Sequence[PageIO]) -> list[Answer]:
-        error, self.error = self.error, None
-        if error is not None:
-            raise error
-        self.read_count += len(pages)
-        return super().get(pages)
-
-
 def forgetful(
-    store: MemoryStorage, workers: Workers, spans: tuple[int, ...] = (SPAN_ALL,), identity: Identity = IDENTITY
+    store: MemoryStorage,
+    workers: Workers | None = None,
+    *,
+    layout: ModelLayout = FULL_LAYOUT,
+    ranks: RankGroup = LocalRanks(),
+    clock: ManualClock | None = None,
 ) -> ToyEngine:
     """Return a cache whose prompts lie in storage and nowhere else: ten pages, and ten that leave them after six."""
-    layout = toy_layout(spans, PAGE)
-    room = tuple(40 for _ in spans)
-    writer = ToyEngine(layout, room, room, store, InlineWorkers(), identity)
+    writer = engine(store, layout=layout, device=40, identity=None if ranks.size == 1 else head_of(ranks))
     for contents in (tokens(10), branch()):
-        prompt = writer.cache.prompt(contents)
-        lock = present(writer.serve(prompt))
-        over(writer.cache, writer.cache.backup(prompt))
-        writer.cache.release(lock)
-    return ToyEngine(layout, room, room, store, workers, identity)
+        over(writer.cache, writer.cache.backup(writer.run(writer.cache.prompt(contents))))
+    return engine(
+        store,
+        layout=layout,
+        device=40,
+        workers=workers,
+        ranks=ranks,
+        clock=clock,
+        operation_timeout_s=2.0 if clock else 60.0,
+        close_timeout_s=0.05 if isinstance(workers, Stepped) else 60.0,
+    )
 
 
-def cold() -> tuple[CountingStorage, Stepped, UnifiedCache, Prompt]:
-    store, workers = CountingStorage(), Stepped()
-    cache = forgetful(store, workers).cache
+def cold(clock: ManualClock | None = None) -> tuple[ScriptedStorage, Stepped, UnifiedCache, Prompt]:
+    store, workers = ScriptedStorage(), Stepped()
+    cache = forgetful(store, workers, clock=clock).cache
     return store, workers, cache, cache.prompt(tokens(10))
 
 
@@ -368,11 +364,10 @@ def host_pages_out(cache: UnifiedCache) -> int:
     return cache._ledger.out_pages(Tier.HOST, 0)
 
 
-@pytest.mark.parametrize("spans", [(SPAN_ALL,), SPANS])
-def test_four_prefetches_of_one_cold_prompt_read_it_once_and_all_are_served(spans: tuple[int, ...]) -> None:
-    store, workers = CountingStorage(), Stepped()
-    toy = forgetful(store, workers, spans)
-    cache = toy.cache
+@pytest.mark.parametrize("layout", [FULL_LAYOUT, HYBRID])
+def test_four_prefetches_of_one_cold_prompt_read_it_once_and_all_are_served(layout: ModelLayout) -> None:
+    store, workers = ScriptedStorage(), Stepped()
+    cache = forgetful(store, workers, layout=layout).cache
     prompt = cache.prompt(tokens(10))
     operations = [started(cache.prefetch(prompt)) for _ in range(4)]
     told: list[Operation] = []
@@ -384,11 +379,12 @@ def test_four_prefetches_of_one_cold_prompt_read_it_once_and_all_are_served(span
     assert told == operations, "in one poll, as soon as the first is over"
     assert [(operation.state, operation.pages_count) for operation in operations] == [(OperationState.DONE, 10)] * 4
     assert out == 10, "one set of host slots"
-    read_count, store.read_count = store.read_count, 0
-    alone = forgetful(store, InlineWorkers(), spans).cache
+    read_count = len(store.came)
+    store.came.clear()
+    alone = forgetful(store, layout=layout).cache
     alone.prefetch(prompt)
     alone.wait_all(WAIT_S)
-    assert read_count == store.read_count, "as one of them alone reads"
+    assert read_count == len(store.came), "as one of them alone reads"
     assert cache.traffic()[TransferKind.PREFETCH] == alone.traffic()[TransferKind.PREFETCH]
     assert cache.match(prompt).host_end == 10
     cache.check()
@@ -408,7 +404,7 @@ def test_a_prefetch_that_was_probing_while_another_ended_does_not_read_its_pages
 
 def test_a_prompt_that_leaves_another_on_its_way_reads_only_its_own_pages() -> None:
     workers = Stepped()
-    cache = forgetful(CountingStorage(), workers).cache
+    cache = forgetful(MemoryStorage(), workers).cache
     first, second = cache.prompt(tokens(10)), cache.prompt(branch())
     operations = [started(cache.prefetch(prompt)) for prompt in (first, second)]
     finish(cache, workers)
@@ -419,9 +415,9 @@ def test_a_prompt_that_leaves_another_on_its_way_reads_only_its_own_pages() -> N
 
 
 def test_prompts_with_nothing_in_common_wait_for_nobody() -> None:
-    store, workers = CountingStorage(), Stepped()
+    store, workers = MemoryStorage(), Stepped()
     cache = forgetful(store, workers).cache
-    other = ToyEngine(toy_layout((SPAN_ALL,), PAGE), (40,), (40,), store, InlineWorkers())
+    other = engine(store, layout=FULL_LAYOUT, device=40)
     over(other.cache, other.cache.backup(serve(other, 4, first=9000)))
     for prompt in (cache.prompt(tokens(10)), cache.prompt(tokens(4, 9000))):
         cache.prefetch(prompt)
@@ -444,11 +440,11 @@ def waiting(cache: UnifiedCache, workers: Stepped, prompts: Sequence[Prompt]) ->
 def test_where_the_first_fails_another_takes_over() -> None:
     store, workers, cache, prompt = cold()
     operations = waiting(cache, workers, [prompt] * 3)
-    store.error = StorageError("once", retryable=False)
+    store.before[Method.GET] = at(0, raising(StorageError("once", retryable=False)))
     finish(cache, workers)
     assert [operation.state.value for operation in operations] == ["failed", "done", "done"]
     assert [operation.pages_count for operation in operations] == [0, 10, 10]
-    assert store.read_count == 10
+    assert len(store.came) == 10
     assert (out_pages(cache), cache.close()) == (0, [])
 
 
@@ -472,7 +468,7 @@ def test_where_the_first_is_in_quarantine_another_takes_over() -> None:
     store, workers, cache, prompt = cold()
     first, second = waiting(cache, workers, [prompt] * 2)
     call = UnreturnedCall("get")
-    store.error = StorageTimeoutError("get hangs", call)
+    store.before[Method.GET] = at(0, raising(StorageTimeoutError("get hangs", call)))
     finish(cache, workers)
     assert (first.state, first.is_released) == (OperationState.FAILED, False)
     assert (second.state, second.pages_count) == (OperationState.DONE, 10)
@@ -496,9 +492,8 @@ def test_one_that_waits_can_be_cancelled_and_finished_early() -> None:
 
 
 def test_one_that_waits_too_long_fails_and_holds_nothing() -> None:
-    _, workers, cache, prompt = cold()
-    cache._controller._clock = clock = ManualClock()
-    cache._controller._timeout_s = 2.0
+    clock = ManualClock()
+    _, workers, cache, prompt = cold(clock)
     first, second = waiting(cache, workers, [prompt] * 2)
     clock.now_s = 2.0
     assert cache.poll() == [first, second]
@@ -510,7 +505,6 @@ def test_one_that_waits_too_long_fails_and_holds_nothing() -> None:
 def test_closing_and_detaching_end_those_that_wait() -> None:
     for end in ("close", "detach"):
         _, workers, cache, prompt = cold()
-        cache.config = replace(cache.config, close_timeout_s=0.05)
         _, second = waiting(cache, workers, [prompt] * 2)
         if end == "detach":
             cache.detach()
@@ -532,11 +526,11 @@ def test_the_budget_of_prefetches_does_not_keep_one_from_waiting() -> None:
 @pytest.mark.parametrize("failing_rank", [None, 0, 1])
 def test_ranks_wait_and_take_over_alike(failing_rank: int | None) -> None:
     def live(rank_group: ThreadRanks) -> tuple[str, list[tuple[str, int]], int]:
-        store = CountingStorage()
-        toy = forgetful(store, InlineWorkers(), identity=head_of(rank_group))
-        cache = ranked(toy, rank_group, store, ThreadWorkers.start())
+        store = ScriptedStorage()
+        cache = forgetful(store, ThreadWorkers.start(), ranks=rank_group).cache
         prompt = cache.prompt(tokens(10))
-        store.error = StorageError("once", retryable=False) if rank_group.rank == failing_rank else None
+        if rank_group.rank == failing_rank:
+            store.before[Method.GET] = at(0, raising(StorageError("once", retryable=False)))
         operations = [started(cache.prefetch(each)) for each in (prompt, prompt, cache.prompt(branch()))]
         cache.wait_all(WAIT_S)
         # Whoever's look-up ends first on all ranks reads first, and fails there.
@@ -589,7 +583,7 @@ def test_a_model_without_full_attention_is_resumed_from_storage(component: Compo
     layout = ModelLayout(4, (Full((PoolSpec("kv", 0),)), component))
     store = stored(layout, (4, 8))
     for lacks, end in ((0, 8), (1, 4)):  # then without the page before the last end
-        toy = remembered(layout, store)
+        toy = engine(store, layout=layout, device=ROOM)
         prompt = prompt_of_pages(toy.cache, 8)
         store.vanishing = set(labels_of(toy.cache, 7, 1)) if lacks else set()
         over(toy.cache, toy.cache.prefetch(prompt))

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Sequence
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -10,12 +11,13 @@ import pytest
 from tests.support.cache import ToyEngine, toy_layout
 from tests.support.clock import ManualClock
 from tests.support.operations import Stepped, UnreturnedCall, out_pages, over, present, prompt_of_pages, serve
+from tests.support.operations import engine as toy_engine
 from tests.support.rank_script import Rank, RankReport, compare
-from tests.support.ranks import Declining, FlakyAllocator, ThreadRanks, digest_of, head_of, in_threads, ranked, same
+from tests.support.ranks import Declining, FlakyAllocator, ThreadRanks, digest_of, in_threads, same
 from tests.support.store_calls import ScriptedStorage, raising
 from unified_cache.cache.cache import UnifiedCache
 from unified_cache.components import Full
-from unified_cache.controller import InlineWorkers, NotStarted, OperationState, TransferKind
+from unified_cache.controller import NotStarted, OperationState, TransferKind
 from unified_cache.controller.ranks import LocalRanks, RankGroup, check_alike, together
 from unified_cache.controller.ranks.group import failed_ranks, pools_to_store
 from unified_cache.core.config import WritePolicy
@@ -46,9 +48,8 @@ def bits(text: str) -> Pages:
     return np.array([letter == "1" for letter in text], np.bool_)
 
 
-def engine(spans: tuple[int, ...] = SPANS, host: int = 24) -> ToyEngine:
-    room = tuple(host for _ in spans)
-    return ToyEngine(toy_layout(spans, PAGE), room, room, None, InlineWorkers())
+engine = partial(toy_engine, layout=toy_layout(SPANS, PAGE), device=24)
+FULL = toy_layout((SPAN_ALL,), PAGE)
 
 
 # ---- agreeing ----------------------------------------------------------------------------------------------------
@@ -125,16 +126,15 @@ def test_what_fails_on_one_rank_fails_on_all_with_its_own_error_where_it_did() -
 
 def test_ranks_with_other_sizes_are_refused() -> None:
     def live(ranks: ThreadRanks) -> None:
-        toy = engine()
         with pytest.raises(ConfigError, match="the configuration must be the same"):
-            ranked(toy, ranks, None, host_pages=(24, 24 - ranks.rank))
+            engine(host=(24, 24 - ranks.rank), ranks=ranks)
 
     in_threads(2, live)
 
 
 def test_a_store_that_one_rank_cannot_take_over_is_taken_by_none() -> None:
     def live(ranks: ThreadRanks) -> str:
-        cache = ranked(engine(), ranks, None)
+        cache = engine(ranks=ranks).cache
         store = ScriptedStorage()
         store.failing = {Method.REGISTER} if ranks.rank == 1 else set()
         with pytest.raises((StorageError, RankError)) as failed:
@@ -165,14 +165,14 @@ def test_the_longest_prefix_is_the_maximum_of_the_intersection_and_no_minimum_of
 
     def live(ranks: ThreadRanks) -> int:
         store = MemoryStorage()
-        toy = engine()
-        cache = ranked(toy, ranks, store)
+        toy = engine(store, ranks=ranks)
+        cache = toy.cache
         prompt = prompt_of_pages(cache, 6)
         for turn in range(1, 7):
             serve(toy, turn)
             over(cache, cache.backup(prompt.head(turn)))
         gone = [
-            Label(head_of(ranks).digest(toy.layout), prompt.keys[page], pool.name)
+            Label(toy.digest, prompt.keys[page], pool.name)
             for page in set(range(6)) - set(kept[ranks.rank])
             for pool in toy.layout.components[1].pools
         ]
@@ -192,8 +192,8 @@ def test_the_longest_prefix_is_the_maximum_of_the_intersection_and_no_minimum_of
 def test_a_transfer_that_fails_on_one_rank_fails_on_all_and_leaves_the_same(leg: TransferKind) -> None:
     def live(ranks: ThreadRanks) -> tuple[str, str, int]:
         store = ScriptedStorage()
-        toy = engine()
-        cache = ranked(toy, ranks, store)
+        toy = engine(store, ranks=ranks)
+        cache = toy.cache
         prompt = serve(toy, 4)
         if leg is TransferKind.PREFETCH:
             over(cache, cache.backup(prompt))
@@ -223,8 +223,8 @@ class DecliningOnce(Declining):
 @pytest.mark.parametrize("rank", [0, 1])
 def test_no_room_on_one_rank_is_no_room_on_any(rank: int) -> None:
     def live(ranks: ThreadRanks) -> tuple[int, int, str]:
-        toy = engine((SPAN_ALL,))
-        cache = ranked(toy, ranks, None)
+        toy = engine(layout=FULL, ranks=ranks)
+        cache = toy.cache
         prompt = serve(toy, 5)
         host = cache._ledger._allocators[Tier.HOST]
         if ranks.rank == rank:
@@ -238,8 +238,8 @@ def test_no_room_on_one_rank_is_no_room_on_any(rank: int) -> None:
 @pytest.mark.parametrize("troubled", [None, 0, 1])
 def test_what_eviction_saves_on_one_rank_it_saves_on_all(troubled: int | None) -> None:
     def live(ranks: ThreadRanks) -> tuple[int, int, str]:
-        toy = engine((SPAN_ALL,))
-        cache = ranked(toy, ranks, None, write=WritePolicy.BACK, dirty_share=1.0)
+        toy = engine(layout=FULL, ranks=ranks, write=WritePolicy.BACK, dirty_share=1.0)
+        cache = toy.cache
         host = cache._ledger._allocators[Tier.HOST]
         if ranks.rank == troubled:
             host[0] = FlakyAllocator(host[0].capacity, DecliningOnce(random.Random(0), 1.0))
@@ -258,10 +258,7 @@ def test_what_eviction_saves_on_one_rank_it_saves_on_all(troubled: int | None) -
 def stepped(ranks: ThreadRanks, store: MemoryStorage | None = None) -> tuple[ToyEngine, Stepped, ManualClock]:
     """Return a rank whose jobs run, and whose time passes, when the test says so."""
     workers, clock = Stepped(), ManualClock()
-    toy = engine()
-    cache = ranked(toy, ranks, store, workers, operation_timeout_s=2.0)
-    cache._controller._clock = clock
-    return toy, workers, clock
+    return engine(store, ranks=ranks, workers=workers, clock=clock, operation_timeout_s=2.0), workers, clock
 
 
 def test_a_transfer_goes_on_when_its_job_has_ended_on_every_rank() -> None:
@@ -305,8 +302,8 @@ def test_a_transfer_that_is_too_late_by_one_clock_is_too_late_by_all() -> None:
 def test_pages_that_one_rank_has_in_quarantine_stay_with_their_operation_on_all() -> None:
     def live(ranks: ThreadRanks) -> tuple[int, int, int, str]:
         store = ScriptedStorage()
-        toy = engine()
-        cache = ranked(toy, ranks, store)
+        toy = engine(store, ranks=ranks)
+        cache = toy.cache
         prompt = serve(toy, 4)
         over(cache, cache.backup(prompt))
         cache.reset()
@@ -371,8 +368,8 @@ def test_ranks_that_lose_one_fail_what_moves_once_and_go_on_with_the_device_alon
 
 def test_a_rank_that_is_lost_while_a_transfer_starts_fails_it() -> None:
     def live(ranks: ThreadRanks) -> None:
-        toy = engine()
-        cache = ranked(toy, ranks, None)
+        toy = engine(ranks=ranks)
+        cache = toy.cache
         prompt = serve(toy, 4)
         if ranks.rank == 0:
             operation = cache.backup(prompt)
@@ -423,8 +420,9 @@ def losses_told(cache: UnifiedCache) -> list[str]:
 def test_whichever_agreement_loses_a_rank_a_poll_says_so_once(detaches: bool) -> None:
     outcomes: list[list[str]] = []
     for agreement in range(20):
-        toy, ranks = engine(), LosesOne()
-        cache = ranked(toy, ranks, MemoryStorage())
+        ranks = LosesOne()
+        toy = engine(MemoryStorage(), ranks=ranks)
+        cache = toy.cache
         ranks.agreements_left = agreement
         cache.backup(serve(toy, 4))
         if detaches:

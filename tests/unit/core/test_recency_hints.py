@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.support.cache import ToyEngine, toy_layout
-from tests.support.operations import PAGE, SPANS, configured, filled, over, present, tokens
-from tests.support.ranks import ThreadRanks, digest_of, in_threads, ranked, same
+from tests.support.cache import ToyEngine
+from tests.support.operations import engine, filled, over, present, tokens
+from tests.support.ranks import ThreadRanks, digest_of, in_threads, same
 from tests.support.store_calls import ScriptedStorage
-from unified_cache.controller import HintCounts, InlineWorkers
+from unified_cache.controller import HintCounts
 from unified_cache.controller.storage_tier import HINTS_MAX
 from unified_cache.core.config import WritePolicy
 from unified_cache.core.page import Prompt
@@ -43,13 +43,6 @@ def bytes_of(pages: int, taken_bytes: Callable[[int], int] = int) -> int:
     return sum(taken_bytes(len(page)) for page in store._pages.values())
 
 
-def writing(write: WritePolicy, store: Store, *, host: int = 16) -> ToyEngine:
-    """Return an engine whose cache writes by that policy, over that store."""
-    toy = ToyEngine(toy_layout(SPANS, PAGE), (12, 8), (host, host), None, InlineWorkers())
-    configured(toy, write=write, dirty_share=0.25).attach(store)
-    return toy
-
-
 def ask(toy: ToyEngine, prompt: Prompt) -> None:
     toy.run(prompt)
     toy.cache.wait_all(5)
@@ -77,7 +70,7 @@ def test_what_memory_hands_out_at_each_turn_stays_in_a_store_that_evicts(
     with closing(STORES[kind](tmp_path, 0)) as same:
         taken_bytes = same.capability().taken_bytes
     store = STORES[kind](tmp_path, 6 * bytes_of(4, taken_bytes))
-    toy = writing(write, store)
+    toy = engine(store, host=16, write=write, dirty_share=0.25)
     document = toy.cache.prompt(tokens(4))
     ask(toy, document)
     for number in range(16):
@@ -91,7 +84,7 @@ def test_what_memory_hands_out_at_each_turn_stays_in_a_store_that_evicts(
 
 def test_a_prefix_that_is_computed_again_is_in_use_too() -> None:
     store = MemoryStorage(5 * bytes_of(4))
-    toy = writing(WritePolicy.THROUGH, store)
+    toy = engine(store, host=16, write=WritePolicy.THROUGH)
     document = toy.cache.prompt(tokens(4))
     for first in range(1_000, 16_000, 1_000):
         prompt = toy.cache.prompt(np.concatenate([tokens(3), tokens(2, first)]))
@@ -110,7 +103,7 @@ def test_storage_that_is_larger_than_the_host_has_all_full_pages_of_what_was_ask
     rng = random.Random(seed)
     lately_max, pages_max, host = 6, 4, 12
     store = MemoryStorage(12 * bytes_of(pages_max))
-    toy = writing(WritePolicy.THROUGH, store, host=host)
+    toy = engine(store, host=host, write=WritePolicy.THROUGH)
     lately: list[Prompt] = []
     for _ in range(200):
         document = 1_000 * min(int(rng.expovariate(0.4)), 30)
@@ -127,7 +120,7 @@ def test_storage_that_is_larger_than_the_host_has_all_full_pages_of_what_was_ask
 def test_a_store_that_never_evicts_and_one_that_is_backed_up_to_on_call_get_no_hints() -> None:
     for write, bytes_max in ((WritePolicy.THROUGH, None), (WritePolicy.ON_CALL, 10 * bytes_of(4))):
         store = ScriptedStorage(bytes_max)
-        toy = writing(write, store)
+        toy = engine(store, host=16, write=write, dirty_share=0.25)
         for number in range(10):
             ask(toy, toy.cache.prompt(tokens(4)))
             ask(toy, toy.cache.prompt(tokens(2, 1_000 * (number + 1))))
@@ -139,7 +132,7 @@ def test_a_store_that_never_evicts_and_one_that_is_backed_up_to_on_call_get_no_h
 
 def test_a_page_in_use_is_reported_once_for_a_32nd_of_the_bytes_that_the_host_holds() -> None:
     store = ScriptedStorage(100 * bytes_of(4))
-    toy = writing(WritePolicy.THROUGH, store, host=128)
+    toy = engine(store, host=128, write=WritePolicy.THROUGH)
     document = toy.cache.prompt(tokens(4))
     ask(toy, document)
     for number in range(40):
@@ -153,7 +146,7 @@ def test_a_page_in_use_is_reported_once_for_a_32nd_of_the_bytes_that_the_host_ho
 
 def test_the_store_learns_of_uses_before_it_is_given_pages_and_of_a_prompt_the_first_page_most() -> None:
     store = ScriptedStorage(100 * bytes_of(4))
-    toy = writing(WritePolicy.THROUGH, store, host=8)
+    toy = engine(store, host=8, write=WritePolicy.THROUGH)
     document = toy.cache.prompt(tokens(4))
     ask(toy, document)
     ask(toy, toy.cache.prompt(tokens(2, 1_000)))
@@ -170,7 +163,7 @@ def test_a_prefix_in_memory_is_in_use_though_its_tail_has_just_come_from_storage
     filled(store, 8)
     store.calls.clear()
     store.touched.clear()
-    toy = writing(WritePolicy.THROUGH, store, host=32)
+    toy = engine(store, host=32, write=WritePolicy.THROUGH)
     cache, whole = toy.cache, toy.cache.prompt(tokens(8))
     for pages in (4, 8):
         over(cache, cache.prefetch(whole.head(pages)))
@@ -184,7 +177,7 @@ def test_a_prefix_in_memory_is_in_use_though_its_tail_has_just_come_from_storage
 def waiting_hints(prompts_count: int) -> tuple[ScriptedStorage, ToyEngine, list[Prompt]]:
     """Have uses of so many prompts of a page each wait for the next put."""
     store = ScriptedStorage(1_000 * bytes_of(4))
-    toy = writing(WritePolicy.THROUGH, store, host=256)
+    toy = engine(store, host=256, write=WritePolicy.THROUGH)
     prompts = [toy.cache.prompt(tokens(1, 1_000 * number)) for number in range(prompts_count)]
     for prompt in prompts:
         ask(toy, prompt)
@@ -207,7 +200,7 @@ def test_uses_that_wait_for_a_put_are_bounded_and_those_dropped_are_counted() ->
 
 def test_a_store_that_fails_to_take_a_hint_is_given_pages_all_the_same() -> None:
     store = ScriptedStorage(1_000 * bytes_of(4))
-    toy = writing(WritePolicy.THROUGH, store, host=8)
+    toy = engine(store, host=8, write=WritePolicy.THROUGH)
     ask(toy, toy.cache.prompt(tokens(4)))
     store.failing = {Method.TOUCH}
     longer = toy.cache.prompt(tokens(6))
@@ -229,9 +222,9 @@ def test_a_store_that_fails_to_take_a_hint_is_given_no_other_before_the_put_and_
 
 def test_ranks_whose_stores_differ_in_whether_they_evict_stay_equal() -> None:
     def live(ranks: ThreadRanks) -> str:
-        toy = ToyEngine(toy_layout(SPANS, PAGE), (12, 8), (16, 16), None, InlineWorkers())
         store = ScriptedStorage(None if ranks.rank else 6 * bytes_of(4))
-        cache = ranked(toy, ranks, store, write=WritePolicy.THROUGH)
+        toy = engine(store, host=16, ranks=ranks, write=WritePolicy.THROUGH)
+        cache = toy.cache
         for number in range(12):
             ask(toy, cache.prompt(tokens(4)))
             ask(toy, cache.prompt(tokens(2, 1_000 * (number % 5 + 1))))

@@ -10,7 +10,8 @@ import pytest
 
 from tests.support.cache import ToyEngine, toy_layout
 from tests.support.components import COMPONENT_SETS
-from tests.support.operations import configured, over, present
+from tests.support.operations import engine as toy_engine
+from tests.support.operations import over, present
 from tests.support.store_calls import ScriptedStorage
 from unified_cache.cache.request import Request
 from unified_cache.controller import InlineWorkers, TransferKind
@@ -212,8 +213,8 @@ def test_a_request_waits_for_nothing_but_what_it_needs(deadline_s: float) -> Non
 
 
 def test_what_a_request_computes_has_its_priority() -> None:
-    toy = engine(toy_layout((SPAN_ALL, 3), 1), pages=2 * PAGES)
-    configured(toy, eviction=EvictionConfig(device=(EvictionPolicy.PRIORITY,)))
+    eviction = EvictionConfig(device=(EvictionPolicy.PRIORITY,))
+    toy = toy_engine(layout=toy_layout((SPAN_ALL, 3), 1), device=2 * PAGES, eviction=eviction)
     for first, priority in ((0, 9), (100, 1), (200, 1)):
         with toy.cache.bring(prompt_of(toy, first=first), priority=priority) as request:
             compute(toy, request)

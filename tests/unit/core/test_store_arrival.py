@@ -1,23 +1,20 @@
 """Caches whose store is away when they open: they open all the same, and attach it once it is there."""
 
 import logging
-from dataclasses import replace
 
 import pytest
 
-from tests.support.cache import IDENTITY, ToyEngine, WholePromptCache, toy_layout
-from tests.support.operations import PAGE, SPANS, engine, over, serve
+from tests.support.operations import engine, over, serve
 from tests.support.ports import free_ports
-from tests.support.ranks import ThreadRanks, in_threads, ranked
+from tests.support.ranks import ThreadRanks, in_threads
 from tests.support.service import LoopbackServer
 from tests.support.store_calls import ScriptedStorage, raising
 from tests.support.waiting import wait_until
 from unified_cache.cache.cache import UnifiedCache
-from unified_cache.controller import InlineWorkers, NotStarted, OperationState
+from unified_cache.controller import NotStarted, OperationState
 from unified_cache.core.config import GuardConfig
 from unified_cache.core.errors import ConfigError, RankError, StateError, StorageError
 from unified_cache.storage_backends.memory import MemoryStorage
-from unified_cache.storage_backends.protocol import Store
 from unified_cache.storage_backends.wrappers.layer import Method
 
 GUARD = GuardConfig(deadline_s=5.0, retry_rounds_max=1, breaker_pause_s=0.001, breaker_pause_s_max=0.001)
@@ -36,16 +33,6 @@ def is_closed(store: ScriptedStorage) -> bool:
     return wait_until(lambda: Method.CLOSE in store.calls, OVER_S)
 
 
-def opened(storage: Store | str) -> ToyEngine:
-    """Return an engine whose cache was opened over a store."""
-    toy = engine()
-    config = replace(toy.cache.config, guard=GUARD)
-    toy.cache = WholePromptCache.open(
-        toy.layout, config, list(toy.pools.values()), identity=IDENTITY, storage=storage, workers=InlineWorkers()
-    )
-    return toy
-
-
 def attaches(cache: UnifiedCache) -> bool:
     """Poll until the store is attached."""
     return wait_until(lambda: bool(cache.poll()) or cache.stats().store is not None, OVER_S)
@@ -54,7 +41,7 @@ def attaches(cache: UnifiedCache) -> bool:
 def test_a_cache_opens_without_its_store_and_attaches_it_once_it_is_there(caplog: pytest.LogCaptureFixture) -> None:
     storage = away()
     with caplog.at_level(logging.WARNING, "unified_cache"):
-        toy = opened(storage)
+        toy = engine(storage, guard=GUARD)
         prompt = serve(toy, 4)
         assert toy.cache.prefetch(prompt) is NotStarted.NO_STORAGE
         assert over(toy.cache, toy.cache.backup(prompt)).state is OperationState.DONE
@@ -72,7 +59,7 @@ def test_a_cache_opens_without_its_store_and_attaches_it_once_it_is_there(caplog
 
 def test_a_cache_opens_before_its_service_does() -> None:
     (port,) = free_ports(1)
-    toy = opened(f"grpc://127.0.0.1:{port}?timeout_s=1")
+    toy = engine(f"grpc://127.0.0.1:{port}?timeout_s=1", guard=GUARD)
     assert toy.cache.stats().store is None
     server = LoopbackServer.start(MemoryStorage(), port=port)
     assert attaches(toy.cache)
@@ -84,17 +71,17 @@ def test_a_cache_opens_before_its_service_does() -> None:
 def test_what_does_not_pass_by_itself_is_raised_at_once_and_leaves_the_store_to_its_owner() -> None:
     storage = away(passes=False)
     with pytest.raises(StorageError, match="away"):
-        opened(storage)
+        engine(storage, guard=GUARD)
     assert Method.CLOSE not in storage.calls
     for url in ("nothing:at-all", "grpc://nowhere", "file:", "s3://", "memory"):
         with pytest.raises(ConfigError):
-            opened(url)
+            engine(url, guard=GUARD)
 
 
 @pytest.mark.parametrize("ending", [UnifiedCache.close, UnifiedCache.detach])
 def test_who_waits_for_a_store_no_longer_closes_it(ending: object) -> None:
     storage = away()
-    toy = opened(storage)
+    toy = engine(storage, guard=GUARD)
     with pytest.raises(StateError):
         toy.cache.attach(MemoryStorage())
     assert (toy.cache.close() if ending is UnifiedCache.close else toy.cache.detach()) == []
@@ -106,8 +93,7 @@ def test_ranks_attach_a_store_together_once_each_has_its_own() -> None:
     stores[0].before.clear()
 
     def live(ranks: ThreadRanks) -> None:
-        toy = ToyEngine(toy_layout(SPANS, PAGE), (12, 8), (16, 16), None, InlineWorkers())
-        cache = ranked(toy, ranks, stores[ranks.rank], guard=GUARD)
+        cache = engine(stores[ranks.rank], ranks=ranks, guard=GUARD).cache
         for _ in range(20):
             cache.poll()
             assert cache.stats().store is None
@@ -125,8 +111,7 @@ def test_a_rank_whose_store_is_wrong_keeps_every_rank_from_opening() -> None:
     stores = [away(), away(passes=False)]
 
     def live(ranks: ThreadRanks) -> None:
-        toy = ToyEngine(toy_layout(SPANS, PAGE), (12, 8), (16, 16), None, InlineWorkers())
         with pytest.raises(StorageError if ranks.rank else RankError):
-            ranked(toy, ranks, stores[ranks.rank], guard=GUARD)
+            engine(stores[ranks.rank], ranks=ranks, guard=GUARD)
 
     in_threads(2, live)

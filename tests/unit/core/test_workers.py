@@ -1,6 +1,6 @@
 """Workers on threads: whose turn it is, how long a turn is, and that no end of a job is lost."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Semaphore
 
@@ -13,7 +13,6 @@ from tests.support.store_calls import ScriptedStorage
 from unified_cache.cache.cache import UnifiedCache
 from unified_cache.controller import Operation, OperationState, ThreadWorkers, TransferKind
 from unified_cache.controller.jobs import FetchJob
-from unified_cache.storage_backends.protocol import Answer, Level, PageIO
 from unified_cache.storage_backends.wrappers.layer import Method
 
 PATIENCE_S = 30.0
@@ -28,11 +27,8 @@ class PacedPuts(ScriptedStorage):
         self.put_bytes: list[list[int]] = []
         """Bytes of each page, by put."""
         self.returns = Semaphore(0)
+        self.before[Method.PUT] = lambda: self.put_bytes.append([sum(map(len, page.buffers)) for page in self.given])
         self.after[Method.PUT] = lambda: self.returns.acquire(timeout=PATIENCE_S)
-
-    def put(self, pages: Sequence[PageIO], level: Level) -> list[Answer]:
-        self.put_bytes.append([sum(map(len, page.buffers)) for page in pages])
-        return super().put(pages, level)
 
 
 @contextmanager
