@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from threading import Lock
-from typing import ClassVar, NamedTuple, Protocol, Self, TypeVar
+from typing import ClassVar, NamedTuple, Self, TypeVar
 
 from unified_cache.core.byte_sizes import bytes_text, parse_bytes
 from unified_cache.core.errors import ConfigError, StorageError, StorageFullError
@@ -26,6 +26,7 @@ from unified_cache.core.files import expanded
 from unified_cache.core.seal import Label
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.storage_backends.common.calls import CallsInFlight
+from unified_cache.storage_backends.common.names import check_label
 from unified_cache.storage_backends.directory.disk import (
     Directory,
     Disk,
@@ -181,40 +182,23 @@ class Stamps:
         with self._guard:
             return self._new(count)
 
-    def record(
-        self, pages: Sequence[PageIO], hits: Sequence[Answer | bool], stamp: int | None = None
-    ) -> dict[Label, int]:
-        """Record that hits were used, the first page at ``stamp``, or now, each other one a nanosecond earlier.
-
-        Return what is to be written now, of this use and of earlier ones, the least recent first.
-        """
-        if not self._records_reads:
-            return {}
-        with self._guard:
-            latest = self._new(len(pages)) if stamp is None else stamp
-            self._add(pages, hits, latest)
-            return self._due(latest)
-
     def are_due(self) -> bool:
-        """Return whether the next use would have times written."""
+        """Return whether times are to be written now."""
         return len(self._waiting) > PAGES_WAITING_MAX or self._clock() - self._written_ns > STAMP_GRAIN_NS
 
-    def keep(self, pages: Sequence[PageIO], hits: Sequence[bool]) -> None:
-        """Record that hits were used, as ``record`` does, and leave it to a later use to have it written."""
-        if self._records_reads:
-            with self._guard:
-                self._add(pages, hits, self._new(len(pages)))
+    def use(self, labels: Sequence[Label], stamp: int | None = None) -> bool:
+        """Record that objects are used, the first one at ``stamp``, or now, each other one a nanosecond earlier.
 
-    def touch(self, labels: Sequence[Label]) -> dict[Label, int]:
-        """Record that objects are used now, the first one last; return the times to write now, as ``record``."""
+        Return whether times are to be written now.
+        """
         if not self._records_reads:
-            return {}
+            return False
         with self._guard:
-            latest = self._new(len(labels))
+            latest, waiting = self._new(len(labels)) if stamp is None else stamp, self._waiting
             for number in range(len(labels) - 1, -1, -1):
-                self._waiting.pop(labels[number], None)
-                self._waiting[labels[number]] = latest - number
-            return self._due(latest)
+                waiting.pop(labels[number], None)
+                waiting[labels[number]] = latest - number
+            return len(waiting) > PAGES_WAITING_MAX or latest - self._written_ns > STAMP_GRAIN_NS
 
     def unwritten(self) -> dict[Label, int]:
         """Return the times that wait to be written; a copy."""
@@ -224,28 +208,12 @@ class Stamps:
     def take(self) -> dict[Label, int]:
         """Return all that waits to be written, the least recent first."""
         with self._guard:
-            return self._take(self._written_ns)
-
-    def _add(self, pages: Sequence[PageIO], hits: Sequence[Answer | bool], latest: int) -> None:
-        waiting = self._waiting
-        for number in range(len(pages) - 1, -1, -1):
-            if hits[number]:
-                label = pages[number].label
-                waiting.pop(label, None)
-                waiting[label] = latest - number
+            taken, self._waiting, self._written_ns = self._waiting, {}, self._last_ns
+            return taken
 
     def _new(self, count: int) -> int:
         self._last_ns = max(self._clock(), self._last_ns + 1) + count
         return self._last_ns
-
-    def _due(self, now_ns: int) -> dict[Label, int]:
-        if now_ns - self._written_ns > STAMP_GRAIN_NS or len(self._waiting) > PAGES_WAITING_MAX:
-            return self._take(now_ns)
-        return {}
-
-    def _take(self, now_ns: int) -> dict[Label, int]:
-        taken, self._waiting, self._written_ns = self._waiting, {}, now_ns
-        return taken
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,30 +327,14 @@ class ReadOnlyStore(DirectoryReader):
         self._root.close()
 
 
-class ObjectOrder(Protocol):
-    """Objects of a store in the order of their use."""
-
-    @property
-    def removed(self) -> RemovalBuffer:
-        """Objects that have gone, for subscribers."""
-        ...
-
-    def touch(self, labels: Sequence[Label]) -> Sequence[Label]:
-        """Make objects recent, the first most of all; return those whose time of use is to be written."""
-        ...
-
-    def record(self, pages: Sequence[PageIO], hits: Sequence[Answer | bool]) -> None:
-        """Make pages recent that were read, the first one most of all; waits for no file."""
-        ...
-
-
 class DirectoryStorage(DirectoryReader):
     """A store in a directory that is written. Thread-safe."""
 
-    def __init__(self, root: StoreRoot, order: ObjectOrder, stamps: Stamps) -> None:
+    def __init__(self, root: StoreRoot, removed: RemovalBuffer, stamps: Stamps) -> None:
         super().__init__(root.disk, root.path, root.fd, root.format)
         self._root = root
-        self._order = order
+        self._removed = removed
+        """Objects that have gone, for subscribers."""
         self._stamps = stamps
 
     @property
@@ -420,19 +372,23 @@ class DirectoryStorage(DirectoryReader):
                 return [False] * len(pages)
             came = self._read_memory(pages)
             # One that went while it was read may be another page by now; its seal says which it was, and that counts.
-            self._order.record(pages, came)
-            self._stamps.keep(pages, came)
+            used = [page for page, is_there in zip(pages, came, strict=True) if is_there]
+            labels = [page.label for page in used]
+            self._use(labels, used)
+            self._stamps.use(labels)
             return came
 
     def touch(self, labels: Sequence[Label]) -> None:
         """Make pages recent, in memory; their times of use are written as those of reads are, many together."""
         with self._calls:
-            self._stamp(self._stamps.touch(self._order.touch(labels)))
+            for label in labels:
+                check_label(label)
+            self._record_use(labels)
 
     def removals(self) -> RemovalFeed:
-        """Begin to tell a subscriber what goes, see ``ObjectOrder.removed``."""
+        """Begin to tell a subscriber what goes."""
         with self._calls:
-            return self._order.removed.subscribe()
+            return self._removed.subscribe()
 
     def close(self) -> None:
         """Wait for calls in flight, write times of use, release every descriptor and of what is this process's."""
@@ -447,6 +403,16 @@ class DirectoryStorage(DirectoryReader):
 
         It may be short of bytes that others took meanwhile, of inodes, or of a quota of which ``statvfs`` says nothing.
         """
+
+    def _record_use(self, labels: Sequence[Label], pages: Sequence[PageIO] = ()) -> None:
+        """Record that objects are used now, the first one last; write times of use where that is due."""
+        self._use(labels, pages)
+        if self._stamps.use(labels):
+            self._stamp(self._stamps.take())
+
+    @abstractmethod
+    def _use(self, labels: Sequence[Label], pages: Sequence[PageIO] = ()) -> None:
+        """Make objects recent, the first one most of all. Of what is in ``pages`` no file is asked."""
 
     @abstractmethod
     def _read_memory(self, pages: Sequence[PageIO]) -> list[bool]:

@@ -294,13 +294,15 @@ class PageReads:
         self.memory = SystemMemory(disk)
         self.direct = DirectReads(disk)
 
+    def may_be_direct(self, pages: Sequence[PageIO]) -> bool:
+        """Return whether to look where pages are: a small one alone comes sooner than the answer."""
+        if len(pages) == 1 and page_bytes(pages[0]) < ALONE_BYTES_MIN:
+            return False
+        return self.memory.reports_blocks and not self.direct.is_refused
+
     def read_directly(self, pages: Sequence[PageIO], places: PlacedPages) -> Set[int]:
         """Fill pages past the system's memory, as far as it lacks them; return which came. Closes all of them."""
         came: set[int] = set()
-        if self.direct.is_refused or not self.memory.reports_blocks:
-            return came
-        if len(pages) == 1 and page_bytes(pages[0]) < ALONE_BYTES_MIN:
-            return came
         cold = self._cold_runs(pages, places)
         try:
             first = next(cold, None)

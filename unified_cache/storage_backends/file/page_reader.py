@@ -35,7 +35,7 @@ from unified_cache.storage_backends.directory.disk import (
     storage_error,
     sync_or_distrust,
 )
-from unified_cache.storage_backends.directory.page_reads import ALONE_BYTES_MIN, DirectReads, PageReads, Place
+from unified_cache.storage_backends.directory.page_reads import DirectReads, PageReads, Place
 from unified_cache.storage_backends.directory.root import NOT_A_FILE, UNREADABLE, StoreRoot, is_whole
 from unified_cache.storage_backends.protocol import NAMES_MAX, Answer, PageIO, Scan, StoredObject, UsedBetween
 
@@ -263,7 +263,8 @@ class PageReader:
 
     def read(self, pages: Sequence[PageIO]) -> list[Answer]:
         """Fill each page's buffers; HIT where it was there at that length. Raise for a fault that is not one page's."""
-        if len(pages) == 1 and page_bytes(pages[0]) < ALONE_BYTES_MIN:
+        may_be_direct = self._reads.may_be_direct(pages)
+        if len(pages) == 1 and not may_be_direct:
             opened_alone = self._open_object(pages[0])
             if isinstance(opened_alone, Answer):
                 return [opened_alone]
@@ -273,7 +274,7 @@ class PageReader:
                 close_quietly(self._disk, opened_alone)
         answers = [Answer.MISS] * len(pages)
         files = _OpenFiles(self._disk, partial(self._opened, pages, answers))
-        came = self._reads.read_directly(pages, files)
+        came = self._reads.read_directly(pages, files) if may_be_direct else ()
         for start in range(0, len(pages), FILES_OPEN_MAX):
             few = range(start, min(start + FILES_OPEN_MAX, len(pages)))
             try:

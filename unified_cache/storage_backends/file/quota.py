@@ -22,7 +22,7 @@ from unified_cache.storage_backends.directory.disk import (
 from unified_cache.storage_backends.directory.front import SPARE_BYTES, Stamps, space_text
 from unified_cache.storage_backends.directory.root import StoreRoot, identities_in
 from unified_cache.storage_backends.file.page_reader import ListedObject, OpenDirectories, objects_in, place_of
-from unified_cache.storage_backends.protocol import Answer, PageIO, StoredObject
+from unified_cache.storage_backends.protocol import PageIO, StoredObject
 from unified_cache.storage_backends.removals import RemovalBuffer
 
 SWEEP_SHARE = 16
@@ -225,26 +225,18 @@ class FileQuota:
         short_count = missing_inodes(disk, root_fd, len(batch) + INODES_SPARE)
         return self._evict_oldest(short_bytes, frozenset(page.label for page in batch), max(short_count, 0))
 
-    def record(self, pages: Sequence[PageIO], hits: Sequence[Answer | bool]) -> None:
-        """Make hits recent, the first most of all, and count those that another process stored. Waits for no file."""
+    def use(self, labels: Sequence[Label], pages: Sequence[PageIO] = ()) -> None:
+        """Make objects recent, the first most of all, and count unknown ones: those in ``pages``, and what is there."""
         if not self._is_counting:
             return
-        found = pages if all(hits) else [page for page, hit in zip(pages, hits, strict=True) if hit]
-        with self._guard:
-            self._add([StoredObject(page.label, page_bytes(page)) for page in found if page.label not in self._lru])
-            self._lru.use(found)
-
-    def touch(self, labels: Sequence[Label]) -> Sequence[Label]:
-        """Make objects recent, the first most of all, and count unknown ones that are there; return all labels."""
-        if not self._is_counting:
-            return labels
         with self._guard:
             unknown = self._lru.touch(reversed(labels))
-        sizes = [(label, self._object_size(label)) for label in unknown]
-        met = [StoredObject(label, object_bytes) for label, object_bytes in sizes if object_bytes is not None]
-        with self._guard:
-            self._add(met[::-1])
-        return labels
+        if unknown:
+            known = {page.label: page_bytes(page) for page in pages}
+            sizes = [(label, known.get(label) or self._object_size(label)) for label in unknown]
+            with self._guard:
+                self._add([StoredObject(label, size) for label, size in sizes if size is not None])
+                self._lru.touch(reversed(labels))
 
     def forget(self, labels: Sequence[Label]) -> None:
         """Record that objects are about to be removed."""

@@ -96,7 +96,7 @@ class FileStorage(DirectoryStorage):
     """
 
     def __init__(self, root: StoreRoot, directories: OpenDirectories, quota: FileQuota, stamps: Stamps) -> None:
-        super().__init__(root, quota, stamps)
+        super().__init__(root, quota.removed, stamps)
         self._directories = directories
         self._foreign = ForeignFiles(root)
         self._quota = quota
@@ -188,14 +188,14 @@ class FileStorage(DirectoryStorage):
     def get(self, pages: Sequence[PageIO]) -> list[Answer]:
         """Read each page straight into its buffers; a hit makes it recent."""
         with self._calls:
-            hits = self._page_reader.read(pages)
-            if Answer.FLAWED in hits:
-                self._quota.removed.record(
-                    page.label for page, hit in zip(pages, hits, strict=True) if hit is Answer.FLAWED
+            answers = self._page_reader.read(pages)
+            flawed, hit = Answer.FLAWED, Answer.HIT
+            if flawed in answers:
+                self._removed.record(
+                    page.label for page, answer in zip(pages, answers, strict=True) if answer is flawed
                 )
-            self._quota.record(pages, hits)
-            self._stamp(self._stamps.record(pages, hits))
-            return hits
+            self._record_use([page.label for page, answer in zip(pages, answers, strict=True) if answer is hit], pages)
+            return answers
 
     def knows(self, labels: Sequence[Label]) -> list[bool]:
         """Return for each label whether a file has its name, where the system has that name in memory."""
@@ -248,6 +248,9 @@ class FileStorage(DirectoryStorage):
         """Return the oldest and the newest modification time, which is the recency of this store."""
         with self._calls:
             return self._page_reader.used_between(identity)
+
+    def _use(self, labels: Sequence[Label], pages: Sequence[PageIO] = ()) -> None:
+        self._quota.use(labels, pages)
 
     def _read_memory(self, pages: Sequence[PageIO]) -> list[bool]:
         return self._page_reader.read_memory(pages)
@@ -374,9 +377,8 @@ class PageWriter:
             self._quota.end_grant(named, [draft.stored for draft in drafts if not draft.is_named])
         with StorageFaults(f"cannot sync the directories of {self._root.path}"):
             self._directories.sync(batch.touched)
-        stored = [page.label in batch.stored for page in pages]
-        self._quota.record(pages, stored)
-        return stored
+        self._quota.use([page.label for page in pages if page.label in batch.stored], pages)
+        return [page.label in batch.stored for page in pages]
 
     def _begin(self, batch: _WriteBatch) -> list[_Draft]:
         """Refresh the pages that are there; return a draft for each of the others, none of it made yet."""

@@ -39,10 +39,6 @@ class PutBatch:
         gone = frozenset(declined)
         self.stored = [ok and page.label not in gone for page, ok in zip(self.pages, self.stored, strict=True)]
 
-    def refreshed(self) -> list[bool]:
-        """Return of each page whether it is stored and was there before."""
-        return [ok and page.label not in self.fresh for page, ok in zip(self.pages, self.stored, strict=True)]
-
 
 class PageIndex:
     """Slots and recency under one guard. Thread-safe; it makes no call on the disk."""
@@ -188,19 +184,10 @@ class PageIndex:
             for slot, page in zip(found, pages, strict=True)
         ]
 
-    def record(self, pages: Sequence[PageIO], hits: Sequence[Answer | bool]) -> None:
-        """Make hits recent, the first page most of all; one that went meanwhile stays gone."""
+    def use(self, labels: Sequence[Label]) -> None:
+        """Make objects recent, the first one most of all; one that went meanwhile stays gone."""
         with self._guard:
-            self.lru.use([page for page, hit in zip(pages, hits, strict=True) if hit])
-
-    def touch(self, labels: Sequence[Label]) -> list[Label]:
-        """Make the objects among these recent, the first one most of all; return them."""
-        for label in labels:
-            self.find(label)
-        with self._guard:
-            found = [label for label in labels if label in self._slots]
-            self.lru.touch(reversed(found))
-        return found
+            self.lru.touch([label for label in reversed(labels) if label in self._slots])
 
     def forget(self, labels: Iterable[Label]) -> tuple[int, list[SegmentSlot], list[SegmentSlot]]:
         """Know objects no more; return how many there were, their slots, and those slots that are unreadable."""

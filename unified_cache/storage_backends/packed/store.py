@@ -102,7 +102,7 @@ class PackedStorage(DirectoryStorage):
         self, root: StoreRoot, segments: SegmentFiles, index: PageIndex, stamps: Stamps, free_bytes_min: int
     ) -> None:
         """``segments`` are those of ``root``, ``index`` knows what is in them."""
-        super().__init__(root, index, stamps)
+        super().__init__(root, index.removed, stamps)
         self._segments = segments
         self._index = index
         self._reads = PageReads(root.disk)
@@ -203,7 +203,8 @@ class PackedStorage(DirectoryStorage):
                 self._free_quietly(gone)
             unreadable: dict[Label, SegmentSlot] = {}
             cut_off: dict[Label, SegmentSlot] = {}
-            came = self._reads.read_directly(pages, PlacedSlots(slots))
+            may_be_direct = self._reads.may_be_direct(pages)
+            came = self._reads.read_directly(pages, PlacedSlots(slots)) if may_be_direct else ()
             for number, slot in enumerate(slots):
                 if slot is None:
                     continue
@@ -226,9 +227,9 @@ class PackedStorage(DirectoryStorage):
                 self._index.set_aside(unreadable)
             if cut_off:
                 self._free_quietly(self._index.drop(cut_off))
-            due = self._stamps.record(pages, answers)
-            if due:
-                self._stamp(due)
+            hit = Answer.HIT
+            if self._stamps.use([page.label for page, answer in zip(pages, answers, strict=True) if answer is hit]):
+                self._stamp(self._stamps.take())
             return answers
 
     def knows(self, labels: Sequence[Label]) -> list[bool]:
@@ -291,6 +292,9 @@ class PackedStorage(DirectoryStorage):
                 times = self._segments.used_ns(identity)
             return UsedBetween(min(times), max(times)) if times else None
 
+    def _use(self, labels: Sequence[Label], pages: Sequence[PageIO] = ()) -> None:
+        self._index.use(labels)
+
     def _read_memory(self, pages: Sequence[PageIO]) -> list[bool]:
         slots = self._index.slots_of(pages)
         return self._reads.read_memory(pages, PlacedSlots(slots)) if any(slots) else [False] * len(pages)
@@ -323,8 +327,8 @@ class PackedStorage(DirectoryStorage):
             raise storage_error(error, f"cannot store pages in {self._path}") from error
         finally:
             self._free_quietly(spare)
-        if len(batch.fresh) < len(pages):
-            self._stamp(self._stamps.record(pages, batch.refreshed(), batch.stamp))
+        if len(batch.fresh) < len(pages) and self._stamps.use([page.label for page in pages], batch.stamp):
+            self._stamp(self._stamps.take())
         return Answer.of_puts(batch.stored)
 
     def _untrusted(self, pages: Sequence[PageIO]) -> dict[Label, SegmentSlot]:
