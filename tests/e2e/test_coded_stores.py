@@ -80,7 +80,7 @@ def test_a_service_keeps_the_pages_of_a_tenant_under_the_tenants_key(
                 forged = next(path for path in store.rglob("*.kv") if path.stem == PAGES_OF_KV[0].label.key.hex())
                 forged.write_bytes(bytes_of(page_of(PAGES_OF_KV[0].label, bf16_like(9, 8192))))
                 assert client.get([blank_like(PAGES_OF_KV[0])]) == [Answer.MISS]
-                assert server.metrics()['unified_cache_service_undecoded_pages_total{reason="unencrypted"}'] == 1
+                assert server.metrics()['unified_cache_service_flawed_pages_total{flaw="unencrypted"}'] == 1
     *sizes, forged_bytes = sorted(path.stat().st_size for path in store.rglob("*.kv"))
     assert max(sizes) < 0.75 * forged_bytes
 

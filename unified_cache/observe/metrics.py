@@ -124,11 +124,6 @@ def _storage_answers(stats: Stats) -> Samples:
         yield (method.value, answer.value), count
 
 
-def _touched_pages(stats: Stats) -> Samples:
-    yield ("sent",), stats.recency_hints.hinted_pages
-    yield ("dropped",), stats.recency_hints.dropped_pages
-
-
 def _duplicate_pages(stats: Stats) -> Samples:
     yield ("equal",), stats.duplicates.equal
     yield ("within_noise",), stats.duplicates.within_noise
@@ -180,12 +175,6 @@ METRICS = (
         "Answers of the store that is attached, one for each object.",
         _storage_answers,
         ("method", "answer"),
-    ),
-    _counter(
-        "touched_pages",
-        "Pages in use in memory that a store which evicts was to be given a hint of.",
-        _touched_pages,
-        ("outcome",),
     ),
     _counter(
         "flawed_pages", "Objects read from storage that did not verify.", _single(lambda stats: stats.flawed_pages)

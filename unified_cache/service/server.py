@@ -9,7 +9,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from threading import Event, Thread
-from typing import TYPE_CHECKING
 
 import grpc
 from grpc_health.v1 import health  # type: ignore[import-untyped]
@@ -50,9 +49,6 @@ from unified_cache.service.servicer import CacheService
 from unified_cache.service.store.guarded import GuardedStore
 from unified_cache.service.store.tenants import TenantStore
 
-if TYPE_CHECKING:
-    pass
-
 STOP_S = 1.0
 """Time that calls have to notice that the grace is over."""
 
@@ -81,7 +77,6 @@ class Service:
     _server: grpc.Server
     _gate: ServiceGate
     _healthy: HealthService
-    _metrics: ServiceMetrics
     _opened: ExitStack
 
     @classmethod
@@ -126,17 +121,17 @@ class Service:
                 opened.enter_context(held_socket(settings.address.socket))
             server = _new_server(settings, limits, cache, healthy, timeouts)
             port = _listen(server, settings.address, access.credentials())
-            metrics.insecure.set(float(not settings.address.is_local and access.clients is None))
+            if access.clients is None and not settings.address.is_local:
+                metrics.anomaly("insecure", f"other machines may call {settings.address.text} without a certificate")
             server.start()
             if listener is not None:
                 listener.start()
             metrics_port = None if listener is None else listener.port
-            return cls(port, metrics_port, server, gate, healthy, metrics, opened.pop_all())
+            return cls(port, metrics_port, server, gate, healthy, opened.pop_all())
 
     def drain(self, grace_s: float) -> bool:
         """Refuse new calls, let those in flight end within ``grace_s``, then close; return whether all of them did."""
         self._healthy.stop_serving()
-        self._metrics.draining.set(1)
         self._gate.close()
         finished = self._gate.wait_idle(grace_s)
         self._server.stop(STOP_S).wait()
@@ -174,13 +169,13 @@ class _Access:
             files = [tls.certificate, tls.key]
             shown = certificates = Reloaded(files, own, access, time.monotonic, metrics, certificate_changes)
             metrics.stale.labels("certificates").set_function(certificates.stale_s)
-            metrics.certificate_expiry.set_function(lambda: shown.latest().expires_s)
+            metrics.expiry.labels("certificate").set_function(lambda: shown.latest().expires_s)
         if tls is not None and tls.client_ca is not None:
             files = [path for path in (tls.client_ca, tls.client_crl) if path is not None]
             read_clients = partial(read_trust, tls, time.time)
             trusted = trust = Reloaded(files, read_clients, access, time.monotonic, metrics, trust_changes)
             metrics.stale.labels("client_ca").set_function(trust.stale_s)
-            metrics.crl_expiry.set_function(lambda: trusted.latest().expires_s)
+            metrics.expiry.labels("client_crl").set_function(lambda: trusted.latest().expires_s)
             clients = CertifiedClients(trust, tls.trust_domain, access.certificate_role, time.time, metrics)
         return cls(tokens, certificates, trust, clients)
 

@@ -195,7 +195,9 @@ def test_metrics_are_read_over_the_same_tls(authority: Authority, server: Runnin
         scraped(server, trusting(authority, None, tmp_path))
     context = trusting(authority, authority.issue("prometheus/admin"), tmp_path)
     lines = scraped(server, context).splitlines()
-    (expiry,) = [line for line in lines if line.startswith("unified_cache_service_certificate_expiry")]
+    (expiry,) = [
+        line for line in lines if line.startswith('unified_cache_service_expiry_timestamp_seconds{files="certificate"}')
+    ]
     assert float(expiry.split()[1]) > 1.7e9
     later = Authority("later")
     later.issue("server").write(tmp_path, "server")

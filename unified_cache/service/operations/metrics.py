@@ -1,8 +1,7 @@
 """Metrics of the service for Prometheus."""
 
 import collections
-import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from threading import Lock
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, PlatformCollector, ProcessCollector
@@ -18,9 +17,6 @@ from unified_cache.storage_backends.wrappers.metered import LATENCY_BUCKETS_S
 
 OTHER = "other"
 """Label of tenants and of pools beyond those with series of their own."""
-
-_BYTES_BUCKETS = tuple(float(1 << shift) for shift in range(8, 31, 2))
-"""256 B to 1 GiB, four times as much each."""
 
 _PREFIX = "unified_cache_service"
 
@@ -71,22 +67,21 @@ class ServiceMetrics:
         def gauge(name: str, text: str, *labels: str) -> Gauge:
             return Gauge(f"{_PREFIX}_{name}", text, labels, registry=registry)
 
-        def histogram(name: str, text: str, buckets: Iterable[float], *labels: str) -> Histogram:
-            return Histogram(f"{_PREFIX}_{name}", text, labels, registry=registry, buckets=tuple(buckets))
-
         self.calls = counter("calls", "Calls that ended, by status.", "method", "tenant", "code")
-        self.seconds = histogram("call_seconds", "Time from a call to its end.", LATENCY_BUCKETS_S, "method")
-        self.sizes = histogram("call_bytes", "Bytes of a call.", _BYTES_BUCKETS, "method", "direction")
+        self.seconds = Histogram(
+            f"{_PREFIX}_call_seconds",
+            "Time from a call to its end.",
+            ["method"],
+            registry=registry,
+            buckets=LATENCY_BUCKETS_S,
+        )
         self.bytes = counter("bytes", "Bytes received and sent.", "tenant", "direction")
         self.pages = counter("pages", "Pages that the store was asked for.", "pool", "result")
         self.put_pages = counter("put_pages", "Pages that the store was to keep.", "pool", "result")
         self.tenant_pages = counter("tenant_pages", "Pages that tenants asked for.", "tenant", "result")
         self.anomalies = counter("anomalies", "What should not happen.", "kind")
-        self.insecure = gauge("insecure", "1 where other machines may call without client certificates.")
-        self.draining = gauge("draining", "1 from when no further call is admitted.")
-        self.certificate_expiry = gauge("certificate_expiry_timestamp_seconds", "When the server's certificate ends.")
-        self.crl_expiry = gauge("crl_expiry_timestamp_seconds", "When the first list of revocations ends, if any.")
-        self.crl_expiry.set(math.inf)
+        text = "When the server's certificate ends, and the first list of revocations."
+        self.expiry = gauge("expiry_timestamp_seconds", text, "files")
         self.stale = gauge("stale_seconds", "Time for which files could not be read again, 0 if they could.", "files")
         for collector in (ProcessCollector, PlatformCollector):
             collector(registry=registry)
@@ -97,7 +92,6 @@ class ServiceMetrics:
         self.calls.labels(method, name, code).inc()
         self.seconds.labels(method).observe(seconds)
         for direction, count_bytes in (("in", bytes_in), ("out", bytes_out)):
-            self.sizes.labels(method, direction).observe(count_bytes)
             self.bytes.labels(name, direction).inc(count_bytes)
 
     def pages_looked_up(self, tenant: str, pool: str, answer: Answer, count: int) -> None:

@@ -67,22 +67,17 @@ class GuardedStore:
         guard, counter, gauge = self.guard, CounterMetricFamily, GaugeMetricFamily
         states = [((each.value,), float(guard.breaker.state is each)) for each in BreakerState]
         yield metric(gauge, "store_breaker", "1 for the state the breaker is in.", states, "state")
-        refused = [((), guard.breaker.refused_count)]
-        yield metric(counter, "store_breaker_refused", "Calls answered without the store.", refused)
-        yield metric(counter, "store_retries", "Calls made again.", [((), guard.retries_count)])
         stuck = [((), guard.stuck_count)]
         yield metric(gauge, "store_stuck_calls", "Calls that the store has not returned from in time.", stuck)
         coded, bare = self.backend if isinstance(self.backend, CodedStorage) else None, self._bare
         counts = bare.counts if isinstance(bare, FileStorage | PackedStorage) else None
         evicted = [] if counts is None else [(("room",), counts.evicted_count), (("intruder",), counts.foreign_count)]
         yield metric(counter, "store_evictions", "Pages that went without being asked.", evicted, "cause")
-        declined = [] if counts is None else [((), counts.declined_count)]
-        yield metric(counter, "store_declined", "Pages that had no room.", declined)
-        flaws = [((flaw.name.lower(),), self.verified.flaws_count.get(flaw, 0)) for flaw in Flaw]
-        yield metric(counter, "flawed_pages", "Pages that did not verify.", flaws, "flaw")
-        counted = {} if coded is None else coded.undecoded_counts
-        undecoded = [((reason.value,), counted.get(reason, 0)) for reason in Undecoded]
-        yield metric(counter, "undecoded_pages", "Objects refused before they were pages.", undecoded, "reason")
+        flaws = {flaw.name.lower(): self.verified.flaws_count.get(flaw, 0) for flaw in Flaw}
+        if coded is not None:
+            flaws |= {reason.value: coded.undecoded_counts.get(reason, 0) for reason in Undecoded}
+        text = "Pages that did not verify, and objects refused before they were pages."
+        yield metric(counter, "flawed_pages", text, [((flaw,), count) for flaw, count in flaws.items()], "flaw")
 
 
 def metric(

@@ -1,4 +1,4 @@
-"""A wrapper that counts calls, pages, bytes, errors and latencies, for Prometheus; it needs the ``metrics`` extra."""
+"""A wrapper that counts bytes, errors and latencies, for Prometheus; it needs the ``metrics`` extra."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -32,9 +32,6 @@ class StorageMetrics:
         def counter(name: str, text: str, *more: str) -> Counter:
             return Counter(f"unified_cache_storage_{name}", text, ["store", "method", *more], registry=registry)
 
-        self.calls = counter("calls", "Calls that began.")
-        self.pages = counter("pages", "Pages or labels asked about.")
-        self.hits = counter("hits", "Pages found, read, stored or removed.")
         self.bytes = counter("bytes", "Bytes of the pages read or stored.")
         self.errors = counter("errors", "Calls that raised, by class of exception.", "error")
         self.latency = Histogram(
@@ -67,9 +64,7 @@ class MeteredStorage(StorageLayer):
     def exists(self, labels: Sequence[Label]) -> list[Answer]:
         """Ask the wrapped backend."""
         with self._timed(Method.EXISTS):
-            found = self._backend.exists(labels)
-        self._count(Method.EXISTS, len(labels), sum(map(bool, found)))
-        return found
+            return self._backend.exists(labels)
 
     def get(self, pages: Sequence[PageIO]) -> list[Answer]:
         """Fill each page's buffers."""
@@ -85,32 +80,14 @@ class MeteredStorage(StorageLayer):
         self._count_bytes(Method.PUT, pages, stored)
         return stored
 
-    def touch(self, labels: Sequence[Label]) -> None:
-        """Make pages recent in the wrapped backend; how many there were nobody says."""
-        super().touch(labels)
-        self._count(Method.TOUCH, len(labels), 0)
-
-    def remove(self, labels: Sequence[Label]) -> int:
-        """Remove objects from the wrapped backend."""
-        removed_count = super().remove(labels)
-        self._count(Method.REMOVE, len(labels), removed_count)
-        return removed_count
-
-    def clear(self, identity: bytes) -> int:
-        """Clear one identity in the wrapped backend."""
-        removed_count = super().clear(identity)
-        self._count(Method.CLEAR, removed_count, removed_count)
-        return removed_count
-
     def _call(self, method: Method, work: Callable[[], Result]) -> Result:
         with self._timed(method):
             return work()
 
     @contextmanager
     def _timed(self, method: Method) -> Iterator[None]:
-        """Count a call, how long it takes, and what it raises."""
+        """Measure how long a call takes, and count what it raises."""
         metrics, store = self._metrics, self._store
-        metrics.calls.labels(store, method.value).inc()
         started_s = self._clock()
         try:
             yield
@@ -120,11 +97,6 @@ class MeteredStorage(StorageLayer):
         finally:
             metrics.latency.labels(store, method.value).observe(self._clock() - started_s)
 
-    def _count(self, method: Method, asked_count: int, hits_count: int) -> None:
-        self._metrics.pages.labels(self._store, method.value).inc(asked_count)
-        self._metrics.hits.labels(self._store, method.value).inc(hits_count)
-
     def _count_bytes(self, method: Method, pages: Sequence[PageIO], hits: Sequence[Answer]) -> None:
-        self._count(method, len(pages), sum(map(bool, hits)))
         moved_bytes = sum(page_bytes(page) for page, hit in zip(pages, hits, strict=False) if hit)
         self._metrics.bytes.labels(self._store, method.value).inc(moved_bytes)

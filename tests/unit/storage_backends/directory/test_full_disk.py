@@ -233,7 +233,7 @@ def test_what_a_service_has_no_room_for_is_counted(kind: StoreKind, tmp_path: Pa
         take_the_rest(disk / "others", left_bytes=MIB)
         storage.register(manifest_of(SERVED, SERVED_LAYOUT), {})
         assert storage.put([page], Level.CACHED) == [Answer.DECLINED]
-        assert server.metrics()["unified_cache_service_store_declined_total"] == 1
+        assert server.metrics()['unified_cache_service_put_pages_total{pool="other",result="declined"}'] == 1
 
 
 def test_an_engine_is_told_why_its_pages_are_declined(kind: StoreKind, disk: Path) -> None:
