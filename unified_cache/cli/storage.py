@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import Annotated, TextIO, TypeVar
 
 import typer
@@ -41,7 +42,6 @@ from unified_cache.storage_backends.offline.upkeep import (
     clear,
     collect,
     find_garbage,
-    scrub,
     shrink,
     verify,
 )
@@ -145,7 +145,7 @@ class ScrubCommand(_StoreOptions):
 
     def run(self) -> None:
         """Read everything, remove what is flawed, show both."""
-        found, results = _examined(open_in_time_to_change, "scrub", scrub, self)
+        found, results = _examined(open_in_time_to_change, "scrub", partial(verify, is_scrub=True), self)
         unavailable = sum(result.count(Answer.UNAVAILABLE) for result in results)
         if unavailable:
             raise CacheError(

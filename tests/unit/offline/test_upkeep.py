@@ -40,7 +40,7 @@ from unified_cache.storage_backends.offline.stores import (
     open_existing,
     open_to_read,
 )
-from unified_cache.storage_backends.offline.upkeep import clear, collect, find_garbage, scrub, shrink, verify
+from unified_cache.storage_backends.offline.upkeep import clear, collect, find_garbage, shrink, verify
 from unified_cache.storage_backends.protocol import Answer, Level, Scan
 from unified_cache.testing.storage_contract import listing, sealed_page
 
@@ -70,7 +70,7 @@ def test_verify_finds_every_flaw_and_changes_nothing_and_scrub_removes_what_it_f
     assert result.count(Answer.FLAWED) == 3
     assert result.read.objects_count == len(before) == result.sound_count + 3
     assert sorted(listing(storage, kept.digest)) == before
-    result = scrub(storage, kept, unwatched)
+    result = verify(storage, kept, unwatched, is_scrub=True)
     assert ({finding.label for finding in result.findings}, result.removed_count) == (flawed, 3)
     assert {known.label for known in listing(storage, kept.digest)} == {known.label for known in before} - flawed
     assert verify(storage, kept, unwatched).findings == []

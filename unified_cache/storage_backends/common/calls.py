@@ -1,5 +1,6 @@
 """Calls in flight of a store that several threads use, so that closing it waits for the last one."""
 
+import math
 import sys
 from threading import Condition, Lock
 from types import FrameType, TracebackType
@@ -36,13 +37,14 @@ class CallsInFlight:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._leave(sys._getframe(1))  # noqa: SLF001  # as on entering
 
-    def close(self) -> bool:
+    def close(self, timeout_s: float = math.inf) -> bool:
         """Refuse new calls and wait for those in flight; True for the one caller that is to release."""
         with self._last_left:
             first = not self._closed
             self._closed = True
-            while any(map(is_running, self._frames.copy())):
+            while timeout_s > 0 and any(map(is_running, self._frames.copy())):
                 self._last_left.wait(LOOK_S)
+                timeout_s -= LOOK_S
             return first
 
     def _leave(self, frame: FrameType) -> None:

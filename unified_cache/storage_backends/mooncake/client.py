@@ -13,14 +13,14 @@ import http.client
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from threading import Condition, Lock
-from types import TracebackType
+from threading import Lock
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 
 from unified_cache.core.errors import StateError, StorageError
 from unified_cache.core.seal import HEADER_BYTES
+from unified_cache.storage_backends.common.calls import CallsInFlight
 from unified_cache.storage_backends.mooncake.address import PROBE_TIMEOUT_S, MooncakeAddress, probe_master
 from unified_cache.storage_backends.mooncake.endpoints import (
     Endpoints,
@@ -122,38 +122,6 @@ NativeCall = Callable[[], list[int]]
 processor's caches hold pages, and each line of ours costs several times as much."""
 
 
-class _CallGate:
-    """Lets calls into the library until the process ends, and counts those in flight."""
-
-    def __init__(self) -> None:
-        self._pid = os.getpid()
-        self._in_flight_count = 0
-        self._is_shut = False
-        # Entered without the condition around it, which costs as much again: this is on the path of every call.
-        self._guard = Lock()
-        self._last_left = Condition(self._guard)
-
-    def __enter__(self) -> None:
-        if os.getpid() != self._pid:
-            raise StateError("a Mooncake client does not survive a fork; open the store in the new process (spawn)")
-        with self._guard:
-            if self._is_shut:
-                raise StateError("the process ends, the Mooncake client is called no more")
-            self._in_flight_count += 1
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        with self._guard:
-            self._in_flight_count -= 1
-            if self._is_shut and not self._in_flight_count:
-                self._last_left.notify_all()
-
-    def shut(self, timeout_s: float) -> None:
-        """Admit no call any more, and wait until the last has left, or no longer than that."""
-        with self._guard:
-            self._is_shut = True
-            self._last_left.wait_for(lambda: not self._in_flight_count, timeout_s)
-
-
 class MooncakeClient:
     """Calls to a connected store client, and what is known of the cluster. Thread-safe.
 
@@ -171,7 +139,8 @@ class MooncakeClient:
         self._registered: dict[tuple[int, int], int] = {}
         self._doubted = False
         """Whether the last call had no answer from the master."""
-        self._gate = _CallGate()
+        self._pid = os.getpid()
+        self._in_flight = CallsInFlight("the Mooncake client, as the process ends,")
         self._guard = Lock()
 
     @classmethod
@@ -198,7 +167,7 @@ class MooncakeClient:
     def register(self, memory: memoryview) -> tuple[int, int]:
         """Make memory known to the transport, once for all who do so; return what ``unregister`` takes."""
         region = (pointer_to(memory), memory.nbytes)
-        with self._gate, self._guard:
+        with self._calls(), self._guard:
             if region not in self._registered:
                 code = self._store.register_buffer(*region)
                 if code:
@@ -210,7 +179,7 @@ class MooncakeClient:
 
     def unregister(self, region: tuple[int, int]) -> None:
         """Take one registration back; with the last one the transport forgets the memory."""
-        with self._gate, self._guard:
+        with self._calls(), self._guard:
             self._registered[region] -= 1
             if not self._registered[region]:
                 del self._registered[region]
@@ -245,7 +214,7 @@ class MooncakeClient:
         """Return where objects lie that were there just now, as ``locate``."""
         locations: dict[str, ReplicaLocation] = {}
         for start in range(0, len(present), AGED_OBJECTS):
-            with self._gate:
+            with self._calls():
                 found = self._store.batch_get_replica_desc(present[start : start + AGED_OBJECTS])
             locations.update((name, _location_of(replicas)) for name, replicas in found.items() if replicas)
         self.locations.learn(locations.items())
@@ -289,12 +258,17 @@ class MooncakeClient:
 
     def end(self) -> None:
         """Start no further call and wait a while for those in flight, as the process ends."""
-        self._gate.shut(EXIT_WAIT_S)
+        self._in_flight.close(EXIT_WAIT_S)
+
+    def _calls(self) -> CallsInFlight:
+        if os.getpid() != self._pid:
+            raise StateError("a Mooncake client does not survive a fork; open the store in the new process (spawn)")
+        return self._in_flight
 
     def _ask(self, names: Sequence[str], call: Callable[[], list[int]]) -> list[int]:
         if self._doubted:
             self._probe_master()
-        with self._gate:
+        with self._calls():
             codes = call()
         if len(codes) != len(names):
             raise StorageError(f"Mooncake gave {len(codes)} answers for {len(names)} objects", retryable=False)

@@ -48,24 +48,17 @@ class Verification:
         return sum(finding.outcome is outcome for finding in self.findings)
 
 
-def verify(storage: Store, kept: StoredIdentity, watch: Watch) -> Verification:
-    """Read and verify every object of an identity; change nothing.
+def verify(storage: Store, kept: StoredIdentity, watch: Watch, *, is_scrub: bool = False) -> Verification:
+    """Read and verify every object of an identity; with ``is_scrub`` remove flawed ones, batch by batch.
 
     An object is flawed where its seal names another page, its checksum does not hold, or its pool or length are not
     those of the layout. Of an identity without a manifest the seals alone are verified.
     """
     result = Verification()
     for readings in _examined(storage, kept):
-        _record(result, readings, watch)
-    return result
-
-
-def scrub(storage: Store, kept: StoredIdentity, watch: Watch) -> Verification:
-    """Verify every object of an identity and remove flawed ones, batch by batch. Those that cannot be read stay."""
-    result = Verification()
-    for readings in _examined(storage, kept):
         flawed = [reading.page.label for reading in readings if reading.outcome is Answer.FLAWED]
-        result.removed_count += storage.remove(flawed) if flawed else 0
+        if is_scrub and flawed:
+            result.removed_count += storage.remove(flawed)
         _record(result, readings, watch)
     return result
 
