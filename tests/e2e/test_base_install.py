@@ -41,7 +41,7 @@ MISSING = {
     "engine": (*REPLAY, "--no-bytes"),
     "demo": ("demo",),
     "faithful": ("faithful", "http://127.0.0.1:1"),
-    "report": ("trace", "info", str(TRACE), "--report", "out"),
+    "report": ("plan", str(TRACE), "--model", "llama-3.1-8b", "--report", "out"),
     "service": ("serve", "--storage", "memory:"),
     "service, for tokens": ("token", "list", "--tokens", "tokens"),
     "remote": ("ping", "grpc://127.0.0.1:1"),

@@ -176,7 +176,7 @@ def test_the_program_on_traces_records_what_its_commands_replay(
         for _, *arguments in command_lines(block):
             said = ask(*arguments)
             assert said.status == 0, (arguments, said.err)
-    assert {each.name for each in tmp_path.iterdir()} == {"trace.jsonl", "out"}
+    assert {each.name for each in tmp_path.iterdir()} == {"trace.jsonl"}
 
 
 # A service

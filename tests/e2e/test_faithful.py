@@ -4,11 +4,11 @@ import json
 import re
 import sys
 from collections.abc import Iterable
-from pathlib import Path
 
 import pytest
 
 from tests.sources import ROOT
+from tests.support.cluster import ask
 from tests.support.toy_completions import ToyFault, toy_server
 from unified_cache.cli.main import run
 from unified_cache.sizing.faithful.result import FaithfulVerdict, PhaseResult, distance_of
@@ -19,12 +19,10 @@ INFINITE, NAN = float("inf"), float("nan")
 PHASES = {"device", "branches", "concurrent", "salts", "host"}
 
 
-def verdicts(url: str, directory: Path, *options: str) -> tuple[int, dict[str, str]]:
-    """Run the command; return its exit status and the verdict of each phase."""
-    file = directory / "verdicts.json"
-    status = run(["faithful", url, *SMALL, "--json-file", str(file), *options])
-    value = json.loads(file.read_text())
-    return status, {phase["name"]: phase["verdict"] for phase in value["phases"]}
+def verdicts(url: str, *options: str) -> tuple[int, dict[str, str], str]:
+    """Run the command; return its exit status, the verdict of each phase, and its error."""
+    said = ask("faithful", url, *SMALL, "--json", *options)
+    return said.status, {phase["name"]: phase["verdict"] for phase in json.loads(said.out)["phases"]}, said.err
 
 
 @pytest.mark.parametrize(
@@ -37,27 +35,27 @@ def verdicts(url: str, directory: Path, *options: str) -> tuple[int, dict[str, s
     ],
 )
 def test_a_cache_that_hands_out_other_pages_is_unfaithful_in_the_phases_that_it_lies_in(
-    fault: ToyFault, phases: set[str], tmp_path: Path
+    fault: ToyFault, phases: set[str]
 ) -> None:
     with toy_server(fault) as url:
-        status, found = verdicts(url, tmp_path)
+        status, found, _ = verdicts(url)
     assert status == 1
     assert {name for name, verdict in found.items() if verdict == "unfaithful"} == phases
 
 
-def test_a_sound_cache_is_faithful_in_every_phase_and_across_a_restart(tmp_path: Path) -> None:
+def test_a_sound_cache_is_faithful_in_every_phase_and_across_a_restart() -> None:
     with toy_server() as url:
         restart = f"{sys.executable} -c \"import urllib.request as web; web.urlopen('{url}/restart')\""
-        status, found = verdicts(url, tmp_path, "--restart-command", restart, "--host-tokens", "100")
+        status, found, _ = verdicts(url, "--restart-command", restart, "--host-tokens", "100")
     assert (status, set(found.values())) == (0, {"faithful"})
     assert set(found) == PHASES | {"storage", "restart"}
 
 
 @pytest.mark.parametrize("fault", [ToyFault.NOTHING, ToyFault.NO_METRICS])
-def test_a_server_whose_counters_go_on_or_say_nothing_was_not_restarted(fault: ToyFault, tmp_path: Path) -> None:
+def test_a_server_whose_counters_go_on_or_say_nothing_was_not_restarted(fault: ToyFault) -> None:
     with toy_server(fault) as url:
         options = ("--device-tokens", "1600", "--restart-command", f"{sys.executable} -c pass")
-        status, found = verdicts(url, tmp_path, *options)
+        status, found, _ = verdicts(url, *options)
     assert (status, found) == (2, dict.fromkeys(PHASES, "faithful") | {"restart": "cannot tell"})
 
 
@@ -85,24 +83,22 @@ def skipping(phases: Iterable[str]) -> list[str]:
         (ToyFault.NO_SALT, "no cache_salt: no prompt is cold twice"),
     ],
 )
-def test_what_nobody_can_know_is_not_called_faithful(
-    fault: ToyFault, reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_nobody_can_know_is_not_called_faithful(fault: ToyFault, reason: str) -> None:
     with toy_server(fault) as url:
-        status, found = verdicts(url, tmp_path)
+        status, found, error = verdicts(url)
     assert status == 2
     assert "cannot tell" in found.values()
     assert "unfaithful" not in found.values()
-    assert reason in capsys.readouterr().err
+    assert reason in error
 
 
-def test_the_line_of_the_document_writes_a_file_for_a_bug(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_line_of_the_document_writes_a_file_for_a_bug() -> None:
     text = (ROOT / "docs" / "is-it-working.md").read_text(encoding="utf-8")
-    (line,) = re.findall(r"^unified-cache (faithful .*)$", text, re.MULTILINE)
-    monkeypatch.chdir(tmp_path)
+    (line,) = re.findall(r"^unified-cache (faithful .*) > bug.json$", text, re.MULTILINE)
     with toy_server(ToyFault.STALE) as url:
-        assert run([*line.replace("http://localhost:8000", url).split(), *SMALL]) == 1
-    found = json.loads((tmp_path / "bug.json").read_text())
+        said = ask(*line.replace("http://localhost:8000", url).split(), *SMALL)
+    assert said.status == 1
+    found = json.loads(said.out)
     (host,) = (phase for phase in found["phases"] if phase["name"] == "host")
     assert host["pairs"][0]["other"]["text"] == " nothing of that here"
     assert host["pairs"][0]["fact"] in host["pairs"][0]["cold"]["text"]
@@ -141,9 +137,9 @@ def test_a_model_that_the_server_lacks_is_named(capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.parametrize("command", ["false", "no-such-program"])
-def test_a_restart_that_fails_loses_nothing_of_what_was_measured(command: str, tmp_path: Path) -> None:
+def test_a_restart_that_fails_loses_nothing_of_what_was_measured(command: str) -> None:
     with toy_server() as url:
-        status, found = verdicts(url, tmp_path, "--restart-command", command)
+        status, found, _ = verdicts(url, "--restart-command", command)
     assert (status, found) == (2, dict.fromkeys(PHASES, "faithful") | {"restart": "cannot tell"})
 
 

@@ -7,11 +7,11 @@ import tracemalloc
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.cluster import ask
 from tests.support.toy_completions import ToyFault, ToyModel, serving, toy_server
 from unified_cache.cli.main import run
 from unified_cache.core.errors import CacheError
@@ -43,17 +43,14 @@ def answering(path: str, body: bytes, status: int = 200, **headers: str) -> Answ
     return answered
 
 
-def measured(answered: Answered, directory: Path, *options: str) -> tuple[int, dict[str, Any]]:
+def measured(answered: Answered, *options: str) -> tuple[int, dict[str, Any]]:
     """Run the command; return its exit status and its JSON, empty where nothing was measured."""
-    file = directory / "found.json"
     with serving(ToyModel(ToyFault.NOTHING), ToyFault.NOTHING, answered) as url:
-        status = run(["faithful", url, *SMALL, "--json-file", str(file), *options])
-    return status, json.loads(file.read_text()) if file.exists() else {}
+        said = ask("faithful", url, *SMALL, "--json", *options)
+    return said.status, json.loads(said.out) if said.out else {}
 
 
-def test_a_result_has_no_secret_of_the_server_or_of_its_url(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_result_has_no_secret_of_the_server_or_of_its_url(monkeypatch: pytest.MonkeyPatch) -> None:
     said = {
         "version": "0.5.3",
         "page_size": 64,
@@ -63,15 +60,14 @@ def test_a_result_has_no_secret_of_the_server_or_of_its_url(
         "launch_command": "serve --api-key sk-key",
         "hicache_storage_backend": "s3a://KEY:SECRET@bucket",
     }
-    file = tmp_path / "found.json"
     monkeypatch.setenv("OPENAI_API_KEY", "sk-key")
     answered = answering("/get_server_info", json.dumps(said).encode())
     with serving(ToyModel(ToyFault.STALE), ToyFault.STALE, answered) as url:
         named = url.replace("http://", "http://user:hunter2@")
-        assert run(["faithful", named, *SMALL, "--json-file", str(file), "--json"]) == 1
-    text = file.read_text() + "".join(capsys.readouterr())
-    assert [secret for secret in SECRETS if secret in text] == []
-    server = json.loads(file.read_text())["server"]
+        result = ask("faithful", named, *SMALL, "--json")
+    assert result.status == 1
+    assert [secret for secret in SECRETS if secret in result.out + result.err] == []
+    server = json.loads(result.out)["server"]
     assert server.keys() == {"url", "model", "version", "page_size", "block_size", "num_gpu_blocks"}
 
 
@@ -81,12 +77,12 @@ def test_an_error_does_not_repeat_the_password_of_a_url(url: str, capsys: pytest
     assert "hunter2" not in capsys.readouterr().err
 
 
-def test_an_error_does_not_repeat_the_key_that_an_answer_repeats(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_does_not_repeat_the_key_that_an_answer_repeats(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-key")
-    assert measured(answering("/v1/models", b"Incorrect API key sk-key", 401), tmp_path) == (2, {})
-    assert "sk-key" not in capsys.readouterr().err
+    answered = answering("/v1/models", b"Incorrect API key sk-key", 401)
+    with serving(ToyModel(ToyFault.NOTHING), ToyFault.NOTHING, answered) as url:
+        said = ask("faithful", url)
+    assert (said.status, "Incorrect API key" in said.err, "sk-key" in said.err) == (2, True, False)
 
 
 @pytest.mark.parametrize("key", ["sk-key\nx", "sk-key\u20ac"])
@@ -159,12 +155,12 @@ NAN = float("nan")
     ],
 )
 def test_answers_that_differ_are_unfaithful_and_logprobs_that_are_no_numbers_tell_nothing(
-    alter: Callable[[dict[str, Any]], None], status: int, tmp_path: Path
+    alter: Callable[[dict[str, Any]], None], status: int
 ) -> None:
-    file = tmp_path / "found.json"
     with serving(AlteredModel(alter)) as url:
-        assert run(["faithful", url, *SMALL, "--json-file", str(file)]) == status
-    found = json.loads(file.read_text(), parse_constant=pytest.fail)
+        said = ask("faithful", url, *SMALL, "--json")
+    assert said.status == status
+    found = json.loads(said.out, parse_constant=pytest.fail)
     assert found["verdict"] == {1: "unfaithful", 2: "cannot tell"}[status]
     assert found["phases"][0]["verdict"] == found["verdict"]
     assert found["phases"][0]["pairs"][0]["distance"] is None or alter is other_alternatives
@@ -195,10 +191,10 @@ def endless(handler: BaseHTTPRequestHandler) -> bool:
     ],
     ids=["endless", "bomb", "long"],
 )
-def test_an_answer_is_read_no_further_than_its_bound(answered: Answered, tmp_path: Path) -> None:
+def test_an_answer_is_read_no_further_than_its_bound(answered: Answered) -> None:
     tracemalloc.start()
     try:
-        assert measured(answered, tmp_path) == (2, {})
+        assert measured(answered) == (2, {})
         _, peak_bytes = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -228,12 +224,12 @@ def test_an_answer_that_drips_ends_at_its_timeout(begin: bytes, monkeypatch: pyt
     with (
         serving(ToyModel(ToyFault.NOTHING), ToyFault.NOTHING, dripping) as url,
         pytest.raises(CacheError, match=r"within 0\.3 s"),
-        connected(url, None, 16),
+        connected(url, None),
     ):
         pass
 
 
-def test_what_a_server_says_in_metrics_and_of_itself_may_be_anything(tmp_path: Path) -> None:
+def test_what_a_server_says_in_metrics_and_of_itself_may_be_anything() -> None:
     metrics = b"""vllm:prefix_cache_hits_total NaN
 vllm:external_prefix_cache_hits_total 0x1p3
 sglang:max_total_num_tokens -Inf
@@ -241,35 +237,35 @@ vllm:cache_config_info{block_size="None",num_gpu_blocks="1e99"} 1.0
 vllm:prefix_cache_hits_total
 \xff\xfe{} 1
 """
-    status, found = measured(answering("/metrics", metrics), tmp_path)
+    status, found = measured(answering("/metrics", metrics))
     assert {phase["name"]: phase["verdict"] for phase in found["phases"]}["host"] == "cannot tell"
     assert (status, found["server"].get("version")) == (2, "1.2.3")
-    assert measured(answering("/version", b'{"version": ' + b"9" * 4000 + b"}"), tmp_path)[0] == 0
+    assert measured(answering("/version", b'{"version": ' + b"9" * 4000 + b"}"))[0] == 0
 
 
 @pytest.mark.parametrize(
     "usage",
     [b"{}", b'{"prompt_tokens": -1}', b'{"prompt_tokens": 1e999}', b'{"prompt_tokens": "many"}', b"[]", b"[" * 10_000],
 )
-def test_a_usage_that_makes_no_sense_is_no_traceback(usage: bytes, tmp_path: Path) -> None:
+def test_a_usage_that_makes_no_sense_is_no_traceback(usage: bytes) -> None:
     body = b'{"choices": [{"text": " one two three four"}], "usage": ' + usage + b"}"
-    assert measured(answering("/v1/completions", body), tmp_path, "--device-tokens", "100")[0] == 2
+    assert measured(answering("/v1/completions", body), "--device-tokens", "100")[0] == 2
 
 
-def test_a_redirect_is_not_followed(tmp_path: Path) -> None:
+def test_a_redirect_is_not_followed() -> None:
     with toy_server() as other:
         redirect = answering("/v1/models", b"", 307, Location=f"{other}/v1/models")
-        assert measured(redirect, tmp_path) == (2, {})
+        assert measured(redirect) == (2, {})
 
 
-def test_no_proxy_of_the_environment_sees_a_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_proxy_of_the_environment_sees_a_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as proxy:
         for name in ("http_proxy", "HTTP_PROXY", "ALL_PROXY"):
             monkeypatch.setenv(name, f"http://127.0.0.1:{proxy.getsockname()[1]}")
-        assert measured(lambda _: False, tmp_path)[0] == 0
+        assert measured(lambda _: False)[0] == 0
 
 
-def test_what_was_measured_before_a_server_fails_is_written(tmp_path: Path) -> None:
+def test_what_was_measured_before_a_server_fails_is_written() -> None:
     """A document is asked cold five times, and twice in the phases device and branches."""
     asked = count(1)
     failing = answering("/v1/completions", b"{}", 500)
@@ -277,7 +273,7 @@ def test_what_was_measured_before_a_server_fails_is_written(tmp_path: Path) -> N
     def answered(handler: BaseHTTPRequestHandler) -> bool:
         return handler.path == "/v1/completions" and next(asked) > 6 and failing(handler)
 
-    status, found = measured(answered, tmp_path)
+    status, found = measured(answered)
     assert status == 2
     assert {phase["name"]: phase["verdict"] for phase in found["phases"]} == {
         "device": "faithful",
@@ -295,7 +291,7 @@ def test_what_was_measured_before_a_server_fails_is_written(tmp_path: Path) -> N
     ],
 )
 def test_pages_are_pushed_out_by_as_many_prompts_as_fill_a_tier_by_their_words(
-    said_tokens: int, device_tokens: int, asked_min: int, asked_max: int, tmp_path: Path
+    said_tokens: int, device_tokens: int, asked_min: int, asked_max: int
 ) -> None:
     asked = count()
     body = b'{"choices": [{"text": " one two three four"}], "usage": {"prompt_tokens": %d}}' % said_tokens
@@ -304,14 +300,12 @@ def test_pages_are_pushed_out_by_as_many_prompts_as_fill_a_tier_by_their_words(
     def answered(handler: BaseHTTPRequestHandler) -> bool:
         return handler.path == "/v1/completions" and next(asked) >= 0 and completed(handler)
 
-    assert measured(answered, tmp_path, "--device-tokens", str(device_tokens))[0] == 2
+    assert measured(answered, "--device-tokens", str(device_tokens))[0] == 2
     assert asked_min <= next(asked) < asked_max
 
 
-def test_a_tier_that_takes_too_long_to_fill_ends_its_phase_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tier_that_takes_too_long_to_fill_ends_its_phase_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trial, "CHURN_TIMEOUT_S", 0.0)
-    status, found = measured(lambda _: False, tmp_path, "--host-tokens", str(10**18))
+    status, found = measured(lambda _: False, "--host-tokens", str(10**18))
     verdicts = {phase["name"]: phase["verdict"] for phase in found["phases"]}
     assert (status, verdicts["storage"], verdicts["device"]) == (2, "cannot tell", "faithful")

@@ -191,12 +191,3 @@ def check_golden(name: str, found: str) -> None:
 def test_every_command_has_a_golden_file() -> None:
     named = {path.stem.replace("-", " ") for path in GOLDEN.glob("*.txt")}
     assert set(command_names()) == named - {"usage"}
-
-
-def test_json_in_a_file_is_what_is_printed_and_stands_beside_the_tables(tmp_path: Path) -> None:
-    file, command = tmp_path / "trace.json", ("trace", "info", ROOT / "traces" / "mooncake_conversation_1000.jsonl.gz")
-    printed = ask(*command, "--json", "--json-file", file).out
-    assert file.read_text(encoding="utf-8") == printed
-    file.unlink()
-    assert ask(*command, "--json-file", file).out == ask(*command).out
-    assert file.read_text(encoding="utf-8") == printed

@@ -54,7 +54,7 @@ def test_the_log_is_shown_from_a_level_on(level: str, is_shown: bool) -> None:
     assert ("WARNING unified_cache.storage_backends.common.breaker: a breaker opens" in said.err) == is_shown
 
 
-@pytest.mark.parametrize("group", ["storage", "token", "config", "trace"])
+@pytest.mark.parametrize("group", ["storage", "token", "config"])
 def test_a_group_without_a_command_prints_its_help_and_no_error_without_words(group: str) -> None:
     said = ask(group)
     assert (said.status, said.err) == (2, "")

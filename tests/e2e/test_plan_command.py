@@ -27,13 +27,13 @@ MODEL = PlannedModel(
 
 
 def test_a_plan_recommends_shows_and_writes_what_it_found(tmp_path: Path) -> None:
-    file, report = tmp_path / "plan.json", tmp_path / "report"
+    report = tmp_path / "report"
     said = ask(
         *("plan", BUNDLED, "--limit", "150", "--model", "deepseek-v4-flash", "--devices", "8", *SWEEP),
-        *("--check", "1", "--json-file", file, "--report", report),
+        *("--check", "1", "--json", "--report", report),
     )
     assert said.status == 0, said.err
-    found = json.loads(file.read_text(encoding="utf-8"))
+    found = json.loads(said.out)
     assert found["complete"]
     assert len(found["combinations"]) == 10
     assert all(each["token_hit_ratio"] <= each["clairvoyant_ratio"] + 1e-9 for each in found["combinations"])

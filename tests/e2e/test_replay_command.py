@@ -1,4 +1,4 @@
-"""A replay as a command: table, JSON and page say the same. What it prints and refuses is in ``tests/golden``."""
+"""A replay as a command: JSON and page say the same. What it prints and refuses is in ``tests/golden``."""
 
 import json
 from pathlib import Path
@@ -10,14 +10,14 @@ TRACE = ROOT / "traces" / "mooncake_conversation.jsonl.gz"
 MEDIUM = ("--device-pages", "200", "--host-pages", "4000", "--page-bytes", "512")
 
 
-def test_the_table_the_json_and_the_page_tell_of_one_run(tmp_path: Path) -> None:
+def test_the_json_and_the_page_tell_of_one_run(tmp_path: Path) -> None:
     report = tmp_path / "deep" / "report"
     result = ask(
         *("replay", TRACE, "--limit", "400", *MEDIUM, "--storage", f"file:{tmp_path}/store"),
-        *("--report", report, "--json-file", tmp_path / "run.json"),
+        *("--report", report, "--json"),
     )
     assert result.status == 0, result.err
-    found = json.loads((tmp_path / "run.json").read_text(encoding="utf-8"))
+    found = json.loads(result.out)
     assert found["requests"] == 400
     assert set(found["hit_blocks"]) == {"device", "host", "storage"}
     assert min(found["hit_blocks"].values()) > 0
@@ -26,7 +26,6 @@ def test_the_table_the_json_and_the_page_tell_of_one_run(tmp_path: Path) -> None
     assert (found["wrong_pages"], found["leaked_slots"]) == (0, 0)
     assert found["token_hit_ratio"] == sum(found["hit_tokens"].values()) / found["tokens"]
     assert found["missed"]["tokens"] > 0, "a report explains unless it is told not to"
-    assert max(len(line) for line in result.out.splitlines()) <= 90
     assert [path.name for path in report.iterdir()] == ["index.html"]
     page = (report / "index.html").read_text(encoding="utf-8")
     assert f"<td>{found['hit_tokens']['storage']:,}</td>" in page
@@ -45,10 +44,7 @@ def test_pages_are_blocks_of_the_trace_and_a_block_is_seen_behind_its_own_prefix
     trace = tmp_path / "bailian.jsonl"
     trace.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
     replayed = ask("replay", trace, "--no-bytes", "--json")
-    info = ask("trace", "info", trace, "--json")
-    assert (replayed.status, info.status) == (0, 0), replayed.err + info.err
-    found, told = json.loads(replayed.out), json.loads(info.out)
+    assert replayed.status == 0, replayed.err
+    found = json.loads(replayed.out)
     assert found["settings"]["page_size"] == 16
     assert sum(found["hit_tokens"].values()) == found["seen_tokens"] == 16 * 5
-    assert told["blocks"] - told["different_blocks"] == 5
-    assert told["seconds"] == 1.5

@@ -24,7 +24,6 @@ COMMANDS = {
         *("replay", TRACE, "--limit", "200", "--model", "deepseek-v4-flash", "--no-bytes", "--explain"),
         *("--device-bytes", "1GiB", "--host-bytes", "4GiB", "--engines", "2", "--storage", "memory:"),
     ),
-    "trace": ("trace", "info", TRACE),
 }
 DRAWN = "[...document.querySelectorAll('[data-chart]')].every((each) => each.dataset.isDrawn == 'true')"
 CUT_NAMES = """[...document.querySelectorAll("[data-chart] canvas")].map((canvas) => Chart.getChart(canvas))

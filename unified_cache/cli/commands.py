@@ -49,7 +49,6 @@ DEFERRED: Mapping[str, Mapping[str, tuple[str, str]]] = {
             "faithful:faithful_app",
             "Ask a server for what its cache holds, and compare the answers with cold ones.",
         ),
-        "trace": ("trace:trace_app", "Look at a request trace or a recording."),
     },
     "Stores": {
         "storage": ("storage:storage_app", "Look at a store, verify it, and keep it in order, without an engine."),

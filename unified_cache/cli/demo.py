@@ -12,7 +12,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from unified_cache.cli.options import JsonFileOptions
+from unified_cache.cli.options import JsonOptions
 from unified_cache.cli.report_page import page_writer, print_page
 from unified_cache.cli.samples import samples_directory
 from unified_cache.cli.text import WIDTH_MIN, LineConsole, console_on, printable
@@ -48,7 +48,7 @@ Compressed sparse attention, with random weights, in seconds:
 
 
 @dataclass(frozen=True, slots=True)
-class DemoCommand(JsonFileOptions):
+class DemoCommand(JsonOptions):
     """Ask a model about a long document, while the cache loses its device, its process and a byte of its store.
 
     Every answer is compared with computing without a cache, word by word and bit by bit. Exits with 1 if one differs.
@@ -87,7 +87,6 @@ class DemoCommand(JsonFileOptions):
         """
         demo = import_with_extra("unified_cache.sizing.demo.run", "demo", "the demo")
         picture = import_with_extra("unified_cache.sizing.demo.picture", "demo", "the demo")
-        self.check_json_file()
         write_page = page_writer(self.report)
         document = self.document or samples_directory() / DEFAULT_DOCUMENT
         questions = self.question or (QUESTIONS if self.document else DEFAULT_QUESTIONS)

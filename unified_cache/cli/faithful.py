@@ -7,19 +7,19 @@ from typing import Annotated
 
 import typer
 
-from unified_cache.cli.options import JsonFileOptions
+from unified_cache.cli.options import JsonOptions
 from unified_cache.cli.progress import watched
 from unified_cache.cli.text import console_on, example
 from unified_cache.core.errors import CacheError, InputError
 from unified_cache.core.extras import import_with_extra
 
-EXAMPLE = 'unified-cache faithful http://localhost:8000 --json-file bug.json --restart-command "systemctl restart vllm"'
+EXAMPLE = 'unified-cache faithful http://localhost:8000 --restart-command "systemctl restart vllm" --json > bug.json'
 
 faithful_app = typer.Typer(rich_markup_mode="markdown")
 
 
 @dataclass(frozen=True, slots=True)
-class FaithfulCommand(JsonFileOptions):
+class FaithfulCommand(JsonOptions):
     """Ask a server for what its cache holds, and compare the answers with cold ones.
 
     URL is an OpenAI-compatible server, vLLM, SGLang or any, that serves nobody else meanwhile. It is asked about
@@ -32,7 +32,6 @@ class FaithfulCommand(JsonFileOptions):
     model: Annotated[str | None, typer.Option(metavar="NAME", help="Model to ask. [default: its first]")] = None
     documents: Annotated[int, typer.Option(min=1, help="Documents to ask about in each phase.")] = 4
     facts: Annotated[int, typer.Option(min=3, help="Facts in a document, of some 15 tokens.")] = 40
-    answer_tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer.")] = 16
     device_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens on the device, if not in /metrics.")] = None
     host_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens host memory holds, to get to storage.")] = None
     restart_command: Annotated[str | None, typer.Option(metavar="COMMAND", help="Restart the server by this.")] = None
@@ -53,10 +52,9 @@ class FaithfulCommand(JsonFileOptions):
         left_out = {*(self.skip or ()), *(() if self.host_tokens else ["storage"]), *(() if restart else ["restart"])}
         phases = [name for name in trial.PHASES if name not in left_out]
         sizes = (self.documents, self.facts, self.device_tokens, self.host_tokens)
-        self.check_json_file()
         try:
             with (
-                server.connected(self.url, self.model, self.answer_tokens) as asked,
+                server.connected(self.url, self.model) as asked,
                 watched(sys.stderr, "faithful", len(phases), "phases") as on_progress,
             ):
                 found = trial.FaithfulTrial(asked, *sizes, restart).run(phases, on_progress)

@@ -9,7 +9,6 @@ from typing import Annotated
 
 import typer
 
-from unified_cache.core.files import check_writable, write_whole
 from unified_cache.core.page import Namespace
 
 StoreArgument = Annotated[
@@ -71,27 +70,6 @@ class JsonOptions:
         if self.as_json:
             sys.stdout.write(_json_of(command, value))
         return self.as_json
-
-
-@dataclass(frozen=True, kw_only=True)
-class JsonFileOptions(JsonOptions):
-    """Options of a command that runs for long: its figures are written to a file beside what is printed, too."""
-
-    json_file: Annotated[
-        Path | None,
-        typer.Option("--json-file", metavar="FILE", help="Write the JSON to a file, beside what is printed."),
-    ] = None
-
-    def check_json_file(self) -> None:
-        """Refuse a file that could not be written, before the work that it is to hold."""
-        if self.json_file is not None:
-            check_writable(self.json_file.parent)
-
-    def shown_as_json(self, command: str, value: Mapping[str, object]) -> bool:
-        """Write the figures to the file, and print them, as the options say."""
-        if self.json_file is not None:
-            write_whole(self.json_file, _json_of(command, value).encode())
-        return super().shown_as_json(command, value)
 
 
 def _json_of(command: str, value: Mapping[str, object]) -> str:

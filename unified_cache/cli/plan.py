@@ -11,7 +11,7 @@ from unified_cache.cli.layout import size_named
 from unified_cache.cli.options import (
     DtypeOption,
     EnginesOption,
-    JsonFileOptions,
+    JsonOptions,
     KeepBranchesOption,
     KeepTailOption,
     LimitOption,
@@ -46,7 +46,7 @@ plan_app = typer.Typer(rich_markup_mode="markdown")
 
 
 @dataclass(frozen=True, slots=True)
-class PlanCommand(JsonFileOptions):
+class PlanCommand(JsonOptions):
     """Show what to buy: the hit ratio of a trace for every combination of tier sizes, and what it brings.
 
     Distances in the LRU stack give the hits of all sizes in a few passes over the trace. For other policies each size
@@ -116,7 +116,6 @@ class PlanCommand(JsonFileOptions):
         named = [tier for tier in TIERS if any(text.strip().startswith(f"{tier}=") for text in (self.sweep or ()))]
         sweep = model.fitting(combinations(parse_sweeps(self.sweep or ())), named)
         write_page = page_writer(self.report)
-        self.check_json_file()
         serve = self._served() if self.check or not model.has_stack else None
         with watched(sys.stderr, "plan", len(sweep) + self.check, "combinations") as on_progress:
             result = Planner(self.trace, self.limit, model, hardware).plan(sweep, on_progress, self.check, serve)

@@ -15,7 +15,7 @@ from unified_cache.cli.layout import size_named
 from unified_cache.cli.options import (
     DtypeOption,
     EnginesOption,
-    JsonFileOptions,
+    JsonOptions,
     KeepBranchesOption,
     KeepTailOption,
     LimitOption,
@@ -72,7 +72,7 @@ WIDTH_MIN = 80
 
 
 @dataclass(frozen=True, slots=True)
-class ReplayCommand(JsonFileOptions):
+class ReplayCommand(JsonOptions):
     """Replay a request trace against a cache of given tier sizes and print the hits of each tier.
 
     Payloads are made from page keys, written to device pages as an engine would, and every page handed back, from
@@ -156,7 +156,6 @@ class ReplayCommand(JsonFileOptions):
             settings = replace(settings, page_size=requests[0].block_tokens)
         runner = import_with_extra("unified_cache.sizing.replay.runner", "engine", "replay")
         write_page = page_writer(directory)
-        self.check_json_file()
         total = len(requests) * (2 if settings.plan.compares_private_stores else 1)
         with watched(sys.stderr, "replay", total, "requests") as on_progress:
             result: ReplayResult = runner.replay(self.trace.name, requests, settings, on_progress)

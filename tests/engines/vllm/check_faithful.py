@@ -15,6 +15,7 @@ from tests.engines.vllm.installation import engine_python
 from tests.engines.vllm.real_model import OPTIONS, real_model, real_variables
 from tests.engines.vllm.server import running_server
 from tests.sources import ROOT
+from tests.support.cluster import ask
 from unified_cache.cli.main import run
 
 LIES = ("stale", "others", "swapped", "zeros", "short")
@@ -24,7 +25,7 @@ DEVICE_BLOCKS = 22
 HOST_BYTES = 16 * 1_500_000
 """Of blocks in float32."""
 SKIPPED = ("branches", "concurrent", "salts", "device", "host")
-ASKED = ("--documents", "1", "--facts", "5", "--answer-tokens", "6", "--host-tokens", "640")
+ASKED = ("--documents", "1", "--facts", "5", "--host-tokens", "640")
 
 IN_DEVICE = ("device", "branches", "concurrent", "salts")
 BEYOND = ("host", "storage")
@@ -80,7 +81,6 @@ def check_a_sound_server_is_never_called_unfaithful(has_tier: bool, log_path: Lo
     with running_server(command, real_variables(), ROOT, log_path("server")) as server:
         restart = f"bash -c 'child=$(pgrep -P {server.pid}) && kill $child && tail --pid=$child -f /dev/null'"
         for options in ((), ("--restart-command", restart)) if has_tier else ((),):
-            file = tmp_path / "verdicts.json"
-            run(["faithful", server.url, *ASKED, *options, "--json-file", str(file)])
-            found = {phase["name"]: phase["verdict"] for phase in json.loads(file.read_text())["phases"]}
+            said = ask("faithful", server.url, *ASKED, *options, "--json")
+            found = {phase["name"]: phase["verdict"] for phase in json.loads(said.out)["phases"]}
             assert {"restart": "faithful", **found} == expected | {"restart": "faithful"}

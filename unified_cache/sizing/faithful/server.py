@@ -20,6 +20,8 @@ from pydantic.dataclasses import dataclass
 
 from unified_cache.core.errors import CacheError, InputError
 
+ANSWER_TOKENS = 16
+"""Tokens of an answer: several times those of a planted fact."""
 TOP_LOGPROBS = 5
 """Alternatives asked for at each token; more than servers refuse by default."""
 AT_ONCE = 8
@@ -82,11 +84,10 @@ class ServedAnswer:
 class CompletionServer:
     """One model of a server, for one thread. Methods raise a CacheError for a server that does not answer as others."""
 
-    def __init__(self, client: httpx.AsyncClient, runner: asyncio.Runner, key: str, answer_tokens: int) -> None:
+    def __init__(self, client: httpx.AsyncClient, runner: asyncio.Runner, key: str) -> None:
         self._client = client
         self._runner = runner
         self._key = key
-        self._answer_tokens = answer_tokens
         self._gate = asyncio.Semaphore(AT_ONCE)
         self.url = str(client.base_url.copy_with(userinfo=b"")).rstrip("/")
         self.model = ""
@@ -95,10 +96,10 @@ class CompletionServer:
         """Return the names of its models."""
         return [str(each.get("id")) for each in self._parsed(_Models, "/v1/models", self._get("/v1/models")).data]
 
-    def ask(self, *prompts: str, salt: str = "", tokens: int | None = None) -> list[ServedAnswer]:
+    def ask(self, *prompts: str, salt: str = "", tokens: int = ANSWER_TOKENS) -> list[ServedAnswer]:
         """Complete prompts greedily and at once; an InputError, which is a CacheError, if the server refuses one."""
         path, body = "/v1/completions", {"model": self.model, "temperature": 0.0, "logprobs": TOP_LOGPROBS}
-        body |= {"max_tokens": tokens or self._answer_tokens, **({"cache_salt": salt} if salt else {})}
+        body |= {"max_tokens": tokens, **({"cache_salt": salt} if salt else {})}
 
         async def all_read() -> list[bytes | BaseException]:
             reads = (self._read(path, REQUEST_TIMEOUT_S, {**body, "prompt": prompt}) for prompt in prompts)
@@ -178,7 +179,7 @@ class CompletionServer:
 
 
 @contextmanager
-def connected(url: str, model: str | None, answer_tokens: int) -> Iterator[CompletionServer]:
+def connected(url: str, model: str | None) -> Iterator[CompletionServer]:
     """Open a server by its URL until the block ends, ``OPENAI_API_KEY`` its key; an InputError if one is of no use."""
     key = os.environ.get("OPENAI_API_KEY", "").strip()
     if not (key.isascii() and key.isprintable()):
@@ -199,7 +200,7 @@ def connected(url: str, model: str | None, answer_tokens: int) -> Iterator[Compl
     )
     with asyncio.Runner() as runner:
         try:
-            server = CompletionServer(client, runner, key, answer_tokens)
+            server = CompletionServer(client, runner, key)
             names = server.models()
             if not names or (model is not None and model not in names):
                 found = ", ".join(names)[:ERROR_CHARACTERS_MAX] or "none"
