@@ -33,8 +33,6 @@ NEWEST_TESTS := $(addprefix tests/contract/test_,object_contract.py remote_contr
 REPLAY_TRACE ?= traces/mooncake_conversation.jsonl.gz
 REPLAY_DEVICE_PAGES ?= 2000
 REPLAY_HOST_PAGES ?= 20000
-# With its header of 128 bytes, one block of most file systems.
-REPLAY_PAGE_BYTES ?= 3968
 # Where the store of `make replay` lies: in memory where there is room, since a disk may need a minute to remove its files.
 REPLAY_TMPDIR ?= $(shell [ "$$(df -Pk /dev/shm 2>/dev/null | awk 'NR == 2 {print $$4}')" -ge 4194304 ] 2>/dev/null && echo /dev/shm)
 
@@ -64,7 +62,7 @@ replay: $(READY)  ## replay the bundled trace through L1, L2 and a file L3; make
 	@$(if $(REPLAY_TMPDIR),export TMPDIR=$(REPLAY_TMPDIR);) at=$$(mktemp -d) && trap 'rm -rf "$$at"' EXIT && trap : INT TERM HUP && \
 		$(BIN)/unified-cache replay $(REPLAY_TRACE) \
 		--device-pages $(REPLAY_DEVICE_PAGES) --host-pages $(REPLAY_HOST_PAGES) \
-		--storage "file:$$at" --page-bytes $(REPLAY_PAGE_BYTES) $(ARGS)
+		--storage "file:$$at" $(ARGS)
 
 quick: $(READY)  ## run the tests of the core at every save: page, window, tree, ledger, transfers; under a minute
 	@$(BIN)/python -m pytest -n $(QUICK_WORKERS) --dist worksteal -m "not long" $(QUICK_TESTS)

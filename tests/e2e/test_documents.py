@@ -24,7 +24,7 @@ from tests.support.certificates import Authority
 from tests.support.cluster import ask
 from tests.support.document_shell import ENDPOINT, DocumentShell
 from tests.support.documents import CodeBlock, blocks_run_by, code_blocks, command_lines, documents, program_of
-from tests.support.live import settings_of_a_small_replay, trace_of
+from tests.support.live import plan_of_a_small_replay, trace_of
 from tests.support.mooncake import LocalCluster
 from tests.support.mooncake_needed import needs_mooncake
 from tests.support.offline import LAYOUTS, PAGE_SIZE, PAGES, TOY, engine_on, fill, prompt_of
@@ -83,7 +83,7 @@ def filled_workshop(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("workshop")
     (directory / "traces").symlink_to(ROOT / "traces")
     trace, store = ROOT / "traces" / "mooncake_conversation_1000.jsonl.gz", f"file:{directory / 'kv-store'}"
-    assert ask("replay", trace, "--limit", "20", "--page-bytes", "512", "--storage", store).status == 0
+    assert ask("replay", trace, "--limit", "20", "--storage", store).status == 0
     return directory
 
 
@@ -163,7 +163,7 @@ def test_the_program_on_traces_records_what_its_commands_replay(
     (program,) = blocks_run_by("traces", PYTHON)
     before, found, after = program.text.partition("# ... the engine serves requests ...")
     assert found
-    plan = settings_of_a_small_replay().plan
+    plan = plan_of_a_small_replay()
     with Player.open(plan, KeysOnlyStorage(plan.storage_bytes, plan.objects())) as player:
         names: dict[str, object] = {"cache": player.cache}
         exec(compile(before, "docs/traces.md", "exec"), names)
@@ -316,7 +316,7 @@ def test_the_commands_on_clusters_work(shell: DocumentShell) -> None:
         *_, conformance = command_lines(local)
         shell.call(conformance)
         (replay,) = command_lines(replayed)
-        shell.call([*replay, "--limit", "20", "--page-bytes", "512"])
+        shell.call([*replay, "--limit", "20"])
         shell.run(stat)
         Path("service.toml").touch()
         shell.run(served)

@@ -14,16 +14,13 @@ from unified_cache.sizing.plan.hardware import HARDWARE
 from unified_cache.sizing.plan.planner import Planner
 from unified_cache.sizing.plan.report import page_of
 from unified_cache.sizing.plan.sweep import PlannedModel, TierBytes
-from unified_cache.sizing.replay.plan import ReplayPolicies
 from unified_cache.sizing.replay.trace import read_trace
 
 GIB = 1 << 30
 BUNDLED = ROOT / "traces" / "mooncake_conversation_1000.jsonl.gz"
 ONE = ("--sweep", "device=8GiB", "--sweep", "host=0,32GiB", "--sweep", "storage=0")
 SWEEP = ("--sweep", "device=4GiB,8GiB", "--sweep", "host=0..32GiB:3", "--sweep", "storage=0,64GiB")
-MODEL = PlannedModel(
-    "deepseek-v4-flash", size_preset("deepseek-v4-flash", page_size=256), Retention(), ReplayPolicies(), devices=8
-)
+MODEL = PlannedModel("deepseek-v4-flash", size_preset("deepseek-v4-flash", page_size=256), Retention(), devices=8)
 
 
 def test_a_plan_recommends_shows_and_writes_what_it_found(tmp_path: Path) -> None:
@@ -89,19 +86,6 @@ def test_a_plan_of_several_engines_is_what_replays_of_them_say() -> None:
         )
     )
     assert {host: 3 * price for host, price in alone.items()} == pytest.approx(several)
-
-
-def test_a_plan_for_another_policy_replays_each_size_of_memory() -> None:
-    sizes = ("--sweep", "device=4GiB", "--sweep", "host=0,8GiB", "--sweep", "storage=0,64GiB")
-    options = ("--limit", "60", "--model", "deepseek-v4-flash", "--policy", "priority", "--check", "3", "--json")
-    said = ask("plan", BUNDLED, *options, *sizes)
-    assert said.status == 0, said.err
-    found = json.loads(said.out)
-    assert found["policies"]["evict_device"] == found["policies"]["evict_host"] == "priority"
-    assert found["replays"] >= 2
-    assert len(found["checked"]) == 3
-    for each in found["checked"]:
-        assert each["planned"] == pytest.approx(each["replayed"], abs=0.005)
 
 
 def test_sizes_that_nobody_named_and_that_a_model_does_not_fit_into_are_left_out() -> None:

@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 
 from tests.sources import ROOT
+from tests.support.replays import PageSettings
 from unified_cache.core.errors import ConfigError, StorageError
 from unified_cache.core.hits import Hits
 from unified_cache.core.seal import HEADER_BYTES, Label, seal
 from unified_cache.sizing.replay.engine import OracleEngine
-from unified_cache.sizing.replay.plan import SEAL_BYTES
+from unified_cache.sizing.replay.plan import SEAL_BYTES, ReplayPlan
 from unified_cache.sizing.replay.player import Player
-from unified_cache.sizing.replay.result import ReplayResult, TokenUse
+from unified_cache.sizing.replay.result import ReplayResult, ServedRequests
 from unified_cache.sizing.replay.runner import replay
-from unified_cache.sizing.replay.settings import PlannedSettings, ReplaySettings
 from unified_cache.sizing.replay.trace import TraceRequest, read_trace
 from unified_cache.storage_backends.file.store import FileStorage
 
@@ -47,36 +47,36 @@ def conversations(count: int, seed: int = 7) -> list[TraceRequest]:
     return requests
 
 
-def run(requests: list[TraceRequest], settings: PlannedSettings) -> ReplayResult:
-    return replay("made up", requests, settings)
+def run(requests: list[TraceRequest], settings: PageSettings | ReplayPlan) -> ReplayResult:
+    return replay("made up", requests, settings.plan if isinstance(settings, PageSettings) else settings)
 
 
-SMALL = ReplaySettings(device_pages=40, host_pages=90, page_bytes=256)
+SMALL = PageSettings(device_pages=40, host_pages=90, page_bytes=256)
 
 
 @pytest.mark.parametrize(
     "pages", [pages if pages == QUICK_PAGES else pytest.param(pages, marks=pytest.mark.long) for pages in LRU_RATIOS]
 )
 def test_the_hit_ratio_over_the_bundled_trace_is_that_of_an_lru(conversation: list[TraceRequest], pages: int) -> None:
-    result = run(conversation, ReplaySettings(device_pages=pages, host_pages=0, with_bytes=False))
-    assert result.requests == 12_031
+    result = run(conversation, PageSettings(device_pages=pages, host_pages=0, with_bytes=False))
+    assert result.served.requests == 12_031
     assert result.blocks == 288_500
-    assert result.block_hit_ratio == pytest.approx(LRU_RATIOS[pages], abs=0.002)
-    assert result.seen_ratio == pytest.approx(LRU_RATIOS[200_000], abs=0.0001)
+    assert result.served.block_hit_ratio == pytest.approx(LRU_RATIOS[pages], abs=0.002)
+    assert result.served.seen_block_ratio == pytest.approx(LRU_RATIOS[200_000], abs=0.0001)
     assert result.leaked_slots == 0
 
 
 def test_three_tiers_reach_the_hit_ratio_of_the_largest(conversation: list[TraceRequest], tmp_path: Path) -> None:
     some = conversation[:700]
-    three = ReplaySettings(device_pages=400, host_pages=1500, storage=f"file:{tmp_path}/store")
+    three = PageSettings(device_pages=400, host_pages=1500, storage=f"file:{tmp_path}/store")
     result = run(some, three)
-    assert result.hits.total == result.seen_pages
-    assert min(result.hits.by_tier().values()) > 0
+    assert result.served.hits.total == result.served.seen_pages
+    assert min(result.served.hits.by_tier().values()) > 0
     assert (result.wrong_pages, result.leaked_slots, result.flawed_pages) == (0, 0, 0)
-    assert result.pages_verified == result.hits.total
-    device_only = run(some, ReplaySettings(device_pages=400, host_pages=0, with_bytes=False))
-    assert device_only.block_hit_ratio < result.block_hit_ratio / 2
-    assert result.hits.device == device_only.hits.device
+    assert result.pages_verified == result.served.hits.total
+    device_only = run(some, PageSettings(device_pages=400, host_pages=0, with_bytes=False))
+    assert device_only.served.block_hit_ratio < result.served.block_hit_ratio / 2
+    assert result.served.hits.device == device_only.served.hits.device
 
 
 def test_a_store_left_by_one_run_serves_the_next(tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_a_store_left_by_one_run_serves_the_next(tmp_path: Path) -> None:
     requests = conversations(120)
     run(requests, settings)
     again = run(requests, settings)
-    assert again.hits.total == again.pages
+    assert again.served.hits.total == again.served.pages
     assert again.wrong_pages == 0
 
 
@@ -97,7 +97,7 @@ def test_names_alone_hit_what_bytes_hit(host_pages: int, storage: str | None) ->
     settings = dataclasses.replace(SMALL, host_pages=host_pages, storage=storage, storage_bytes=cap)
     bytes_moved = run(requests, settings)
     names = run(requests, dataclasses.replace(settings, with_bytes=False))
-    assert names.hits == bytes_moved.hits
+    assert names.served.hits == bytes_moved.served.hits
     assert names.bytes_moved == bytes_moved.bytes_moved
     assert (names.pages_verified, names.flawed_pages, bytes_moved.wrong_pages) == (0, 0, 0)
 
@@ -106,28 +106,28 @@ def test_names_alone_hit_what_bytes_hit(host_pages: int, storage: str | None) ->
 def test_smaller_pages_change_nothing_but_their_number(page_size: int) -> None:
     requests = conversations(120)
     per_block = 512 // page_size
-    small = ReplaySettings(page_size=page_size, device_pages=40 * per_block, host_pages=1000 * per_block, page_bytes=64)
+    small = PageSettings(page_size=page_size, device_pages=40 * per_block, host_pages=1000 * per_block, page_bytes=64)
     whole = dataclasses.replace(small, page_size=512, device_pages=40, host_pages=1000)
     found, expected = run(requests, small), run(requests, whole)
     assert found.blocks == expected.blocks
-    assert found.block_hit_ratio == pytest.approx(expected.block_hit_ratio)
-    assert found.token_hit_ratio == pytest.approx(expected.token_hit_ratio)
+    assert found.served.block_hit_ratio == pytest.approx(expected.served.block_hit_ratio)
+    assert found.served.token_hit_ratio == pytest.approx(expected.served.token_hit_ratio)
     assert found.wrong_pages == 0
 
 
 @pytest.mark.parametrize("page_bytes", [1, 3, 4096, 5001])
 def test_any_page_bytes_are_split_over_two_layers_and_verified(page_bytes: int) -> None:
     result = run(conversations(60), dataclasses.replace(SMALL, page_bytes=page_bytes, storage="memory:"))
-    assert result.pages_verified == result.hits.total == result.seen_pages
+    assert result.pages_verified == result.served.hits.total == result.served.seen_pages
     assert result.wrong_pages == 0
 
 
 def test_requests_longer_than_a_tier_are_served_as_far_as_they_fit() -> None:
     requests = [TraceRequest(0, 512 * 50, 1, tuple(range(50)))] * 3
-    settings = ReplaySettings(device_pages=12, host_pages=5, storage="memory:", page_bytes=64)
+    settings = PageSettings(device_pages=12, host_pages=5, storage="memory:", page_bytes=64)
     result = run(requests, settings)
-    assert result.pages == 150
-    assert result.hits == Hits(device=24)
+    assert result.served.pages == 150
+    assert result.served.hits == Hits(device=24)
     assert (result.wrong_pages, result.leaked_slots) == (0, 0)
 
 
@@ -140,33 +140,23 @@ def test_a_run_is_a_function_of_trace_and_settings() -> None:
 def test_token_hits_count_tails_at_their_true_length() -> None:
     requests = [TraceRequest(0, 600, 1, (1, 2))] * 2
     result = run(requests, SMALL)
-    assert result.block_hit_ratio == 0.5
-    assert result.tokens.hits.total == 600
-    assert result.token_hit_ratio == 0.5
+    assert result.served.block_hit_ratio == 0.5
+    assert result.served.hit_tokens.total == 600
+    assert result.served.token_hit_ratio == 0.5
 
 
 def test_the_time_series_adds_up_to_the_whole() -> None:
     result = run(conversations(250), dataclasses.replace(SMALL, storage="memory:"))
-    assert [window.start for window in result.series] == [0, *(window.end for window in result.series[:-1])]
-    assert result.series[-1].end == 250
-    assert sum(window.pages for window in result.series) == result.pages
-    assert sum(window.hits.total for window in result.series) == result.hits.total
-    assert sum(window.seen_pages for window in result.series) == result.seen_pages
-    assert sum((window.tokens for window in result.series), TokenUse()) == result.tokens
+    assert sum(result.series, ServedRequests()) == result.served
+    assert len(result.series) == 36, "seven requests each"
 
 
 def test_an_empty_prompt_asks_for_nothing() -> None:
     result = run([TraceRequest(0, 0, 5, ())], SMALL)
-    assert (result.blocks, result.block_hit_ratio, result.token_hit_ratio) == (0, 0.0, 0.0)
+    assert (result.blocks, result.served.block_hit_ratio, result.served.token_hit_ratio) == (0, 0.0, 0.0)
 
 
 # ---- several engines -----------------------------------------------------------------------------------------
-
-
-def apart(requests: list[TraceRequest], settings: ReplaySettings, engines: int) -> int:
-    """Deal the requests by hand to engines that know nothing of each other; return the pages they hit."""
-    alone = dataclasses.replace(settings, storage_bytes=(settings.storage_bytes or 0) // engines)
-    return sum(run(requests[number::engines], alone).hits.total for number in range(engines))
 
 
 @pytest.mark.parametrize("url", ["memory:", "file:{}/store"])
@@ -176,22 +166,19 @@ def test_engines_over_one_store_hit_what_others_computed(tmp_path: Path, engines
     settings = dataclasses.replace(SMALL, storage=url.format(tmp_path), storage_bytes=300_000)
     result = run(requests, dataclasses.replace(settings, engines=engines))
     assert (result.wrong_pages, result.leaked_slots) == (0, 0)
-    assert result.pages_verified == result.hits.total
-    assert result.apart is not None
-    assert result.apart.hits.total == apart(requests, dataclasses.replace(settings, storage="memory:"), engines)
-    assert result.hits.total > result.apart.hits.total
-    assert result.tokens.hit_ratio > result.apart.tokens.hit_ratio
-    without_bytes = dataclasses.replace(settings, storage="memory:", engines=engines, with_bytes=False)
-    assert run(requests, without_bytes).apart == result.apart
+    assert result.pages_verified == result.served.hits.total
+    alone = dataclasses.replace(settings, storage="memory:", storage_bytes=300_000 // engines)
+    assert result.served.hits.total > sum(
+        run(requests[number::engines], alone).served.hits.total for number in range(engines)
+    )
     if url == "memory:":
-        assert run(requests, without_bytes).hits == result.hits
+        without_bytes = dataclasses.replace(settings, engines=engines, with_bytes=False)
+        assert run(requests, without_bytes).served.hits == result.served.hits
 
 
-def test_one_engine_and_engines_without_a_store_have_nothing_to_be_compared_with() -> None:
-    assert run(conversations(10), dataclasses.replace(SMALL, storage="memory:")).apart is None
-    assert run(conversations(10), dataclasses.replace(SMALL, engines=2)).apart is None
+def test_a_replay_has_an_engine() -> None:
     with pytest.raises(ConfigError, match="engines must be at least 1, found 0"):
-        dataclasses.replace(SMALL, engines=0)
+        _ = dataclasses.replace(SMALL, engines=0).plan
 
 
 # ---- it would notice -----------------------------------------------------------------------------------------
@@ -222,7 +209,7 @@ def stored_pages(directory: Path) -> list[Path]:
     return sorted(path for path in directory.rglob("*") if path.is_file() and path.stat().st_size == 256 + HEADER_BYTES)
 
 
-def rotten(directory: Path) -> tuple[ReplaySettings, list[TraceRequest], Path, bytearray]:
+def rotten(directory: Path) -> tuple[PageSettings, list[TraceRequest], Path, bytearray]:
     """Run once and read a page back, one bit of it flipped; return also what ran and where the page lies."""
     settings = dataclasses.replace(SMALL, storage=f"file:{directory}/store")
     requests = [TraceRequest(0, 512 * 4, 1, (1, 2, 3, 4))]
@@ -238,7 +225,7 @@ def test_a_stored_page_forged_with_a_valid_seal_is_noticed(tmp_path: Path) -> No
     seal(memoryview(page), Label(bytes(page[16:48]), bytes(page[48:80]), "kv"))
     path.write_bytes(page)
     result = run(requests, settings)
-    assert result.hits == Hits(storage=4)
+    assert result.served.hits == Hits(storage=4)
     assert (result.wrong_pages, result.pages_verified, result.flawed_pages) == (1, 4, 0)
 
 
@@ -247,8 +234,8 @@ def test_a_stored_page_that_rots_is_refused_and_computed_again(tmp_path: Path) -
     path.write_bytes(page)
     result = run(requests, settings)
     assert (result.wrong_pages, result.flawed_pages) == (0, 1)
-    assert result.hits.total < 4
-    assert run(requests, settings).hits == Hits(storage=4)
+    assert result.served.hits.total < 4
+    assert run(requests, settings).served.hits == Hits(storage=4)
 
 
 # ---- what cannot be ------------------------------------------------------------------------------------------
@@ -269,8 +256,9 @@ def serve_all(player: Player, requests: list[TraceRequest]) -> None:
 )
 def test_without_bytes_no_store_is_opened_and_every_url_does_that_could_be(url: str) -> None:
     requests = conversations(30)
-    named = run(requests, dataclasses.replace(SMALL, storage=url, with_bytes=False))
-    assert named.hits == run(requests, dataclasses.replace(SMALL, storage="memory:", with_bytes=False)).hits
+    names = dataclasses.replace(SMALL, with_bytes=False)
+    named, kept = (run(requests, dataclasses.replace(names, storage=each)).served.hits for each in (url, "memory:"))
+    assert named == kept
 
 
 def test_a_store_that_fails_on_the_way_ends_the_run(tmp_path: Path) -> None:

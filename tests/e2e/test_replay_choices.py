@@ -6,41 +6,40 @@ import pytest
 
 from tests.e2e.test_replay import TRACE, conversations, run
 from tests.support.cluster import ask
-from unified_cache.core.config import CacheConfig, EvictionPolicy, Prefetching, WritePolicy
-from unified_cache.sizing.replay.plan import ReplayPolicies
+from tests.support.replays import PageSettings
+from unified_cache.core.config import CacheConfig, EvictionPolicy, WritePolicy
 from unified_cache.sizing.replay.report import headline, tier_table, verdict
 from unified_cache.sizing.replay.result import ReplayResult
-from unified_cache.sizing.replay.settings import ReplaySettings
 
 REQUESTS = conversations(150)
 
 
-def served(policies: ReplayPolicies = ReplayPolicies(), **fields: object) -> ReplayResult:
+def result_of(**fields: object) -> ReplayResult:
     sizes = {"device_pages": 60, "host_pages": 150, "storage": "memory:", "page_bytes": 64, **fields}
-    settings = ReplaySettings(policies=policies, **sizes)  # type: ignore[arg-type]  # fields of ReplaySettings by name
-    result = run([*REQUESTS, *REQUESTS], settings)
+    result = run([*REQUESTS, *REQUESTS], PageSettings(**sizes))  # type: ignore[arg-type]  # fields by name
     assert (result.wrong_pages, result.leaked_slots, result.flawed_pages) == (0, 0, 0)
     return result
 
 
 @pytest.mark.parametrize("page_size", [48, 100, 500, 1024, 3000])
 def test_pages_of_any_size_share_what_whole_pages_share(page_size: int) -> None:
-    settings = ReplaySettings(page_size=page_size, device_pages=50_000, host_pages=0, page_bytes=64, with_bytes=False)
+    settings = PageSettings(page_size=page_size, device_pages=50_000, host_pages=0, page_bytes=64, with_bytes=False)
     result = run(REQUESTS, settings)
     assert result.leaked_slots == 0
-    assert 0 < result.hits.total == result.seen_pages, "a device that never evicts hands back all that was seen"
-    assert result.pages == sum(len(request.hash_ids) * 512 // page_size for request in REQUESTS)
+    served = result.served
+    assert 0 < served.hits.total == served.seen_pages, "a device that never evicts hands back all that was seen"
+    assert served.pages == sum(len(request.hash_ids) * 512 // page_size for request in REQUESTS)
 
 
 @pytest.mark.parametrize("policy", EvictionPolicy)
 def test_every_eviction_policy_hands_back_right_bytes(policy: EvictionPolicy) -> None:
-    result = served(ReplayPolicies(device=policy, host=policy))
-    assert result.hits.total > 0
+    result = result_of(evicts=policy)
+    assert result.served.hits.total > 0
 
 
 def test_write_policies_move_what_they_say() -> None:
     stored = {
-        policy: served(ReplayPolicies(write=policy)).components[0].moved_pages["store"]
+        policy: result_of(write=policy).components[0].moved_pages["store"]
         for policy in (WritePolicy.ON_CALL, WritePolicy.THROUGH, WritePolicy.SELECTIVE, WritePolicy.BACK)
     }
     assert 0 < stored[WritePolicy.SELECTIVE] < stored[WritePolicy.THROUGH]
@@ -48,8 +47,7 @@ def test_write_policies_move_what_they_say() -> None:
 
 
 def test_what_is_too_short_to_fetch_stays_in_storage() -> None:
-    never = ReplayPolicies(prefetching=Prefetching(threshold_tokens=1 << 30))
-    assert served().hits.storage > 0 == served(never).hits.storage
+    assert result_of().served.hits.storage > 0 == result_of(prefetch_min_tokens=1 << 30).served.hits.storage
 
 
 def test_a_model_keeps_by_default_what_a_cache_keeps() -> None:
@@ -59,10 +57,10 @@ def test_a_model_keeps_by_default_what_a_cache_keeps() -> None:
 
 
 def test_the_first_line_says_what_was_found_and_what_brought_nothing() -> None:
-    roomy = served(device_pages=20_000, host_pages=20_000)
+    roomy = result_of(device_pages=20_000, host_pages=20_000)
     assert headline(roomy).endswith("; all that had been asked for before; host and storage brought nothing.")
     assert any(line.startswith("device was never full: ") for line in verdict(roomy))
-    tight = served(host_pages=0, storage=None, device_pages=40)
+    tight = result_of(host_pages=0, storage=None, device_pages=40)
     assert " had been asked for before." in headline(tight)
     assert "brought nothing" not in headline(tight)
     assert not any("was never full" in line for line in verdict(tight))

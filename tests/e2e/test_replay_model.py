@@ -12,8 +12,8 @@ from unified_cache.components.layouts import size_preset
 from unified_cache.core.config import Retention
 from unified_cache.core.tier_sizes import SizedTiers, prompt_bytes
 from unified_cache.sizing.replay.engine import OracleEngine
+from unified_cache.sizing.replay.plan import ReplayPlan
 from unified_cache.sizing.replay.player import Player
-from unified_cache.sizing.replay.settings import ModelSettings
 from unified_cache.sizing.replay.trace import TraceRequest, read_trace
 from unified_cache.storage_backends.memory import MemoryStorage
 
@@ -25,16 +25,13 @@ VARIED = ("deepseek-v4-flash", "qwen3-next")
 """One with sidecars, and one with recurrent state; full attention alone is in ``test_replay``."""
 
 
-def small(model: str, prompts: int = 4, **fields: object) -> ModelSettings:
-    """Make tiers that hold a few prompts: as many on the device, three times that in host memory."""
+def small(model: str, storage: str | None = "memory:") -> ReplayPlan:
+    """Make tiers that hold a few prompts: four on the device, three times that in host memory."""
     sized = size_preset(model)
     retention = Retention(TAIL_TOKENS)
     sizes = SizedTiers.of(sized.layout, retention, sized.window_tokens)
-    of_prompt = prompt_bytes(sized.layout, sizes.typical_pages, sealed=False)
-    made = ModelSettings(
-        model, sized, retention, device_bytes=prompts * of_prompt, host_bytes=int(3.2 * prompts * of_prompt)
-    )
-    return dataclasses.replace(made, **fields)  # type: ignore[arg-type]  # fields of ModelSettings by name
+    prompts_bytes = 4 * prompt_bytes(sized.layout, sizes.typical_pages, sealed=False)
+    return ReplayPlan.of_model(model, sized, retention, prompts_bytes, int(3.2 * prompts_bytes), storage)
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -48,11 +45,11 @@ def test_every_component_comes_back_right_from_every_tier(model: str, memory_pat
         assert component.moved_pages["store"] > 0
     assert result.pages_verified == sum(component.hits.total for component in result.components)
     full = result.components[0].hits
-    assert full.total == result.hits.total, "of full attention, all that is resumed is handed back"
+    assert full.total == result.served.hits.total, "of full attention, all that is resumed is handed back"
     # A prefix counts for the tier from which all of it could be resumed; a page for the tier it lay on.
-    assert full.device >= result.hits.device
-    assert full.storage <= result.hits.storage
-    assert len(result.components) > 1 or full == result.hits
+    assert full.device >= result.served.hits.device
+    assert full.storage <= result.served.hits.storage
+    assert len(result.components) > 1 or full == result.served.hits
 
 
 @pytest.mark.parametrize(
@@ -62,7 +59,7 @@ def test_names_alone_hit_what_a_models_bytes_hit(model: str) -> None:
     settings = small(model)
     with_bytes = run(conversations(120), settings)
     names = run(conversations(120), dataclasses.replace(settings, with_bytes=False))
-    assert names.hits == with_bytes.hits
+    assert names.served.hits == with_bytes.served.hits
     assert names.components == with_bytes.components
 
 
@@ -72,14 +69,14 @@ def test_bytes_are_those_of_the_model_and_not_the_scaled_ones() -> None:
     assert [component.page_bytes for component in result.components] == [998_208, 8_160_000]
     full, swa = result.components
     assert result.bytes_moved["backup"] == full.moved_pages["backup"] * 998_208 + swa.moved_pages["backup"] * 8_160_000
-    run_pools = result.settings.plan.layout.pools
+    run_pools = result.plan.layout.pools
     for scaled, true in zip(run_pools, sized.layout.pools, strict=True):
         assert scaled.page_bytes == (max(64, round(true.page_bytes / 1024)) if true.page_bytes else 0)
 
 
 def test_a_byte_that_changes_in_a_sidecar_of_a_window_is_noticed() -> None:
     request = TraceRequest(0, 512 * 4, 1, (1, 2, 3, 4))
-    with Player.open(small("deepseek-v4-flash").plan, MemoryStorage()) as player:
+    with Player.open(small("deepseek-v4-flash"), MemoryStorage()) as player:
         player.serve(request)
         assert isinstance(player._engine, OracleEngine)
         (state,) = (pool for pool in player._engine.pools if pool.spec.name == "deepseek_v4_c4_indexer_state")
@@ -95,9 +92,9 @@ def test_a_byte_that_changes_in_a_sidecar_of_a_window_is_noticed() -> None:
 def hit_tokens(model: str, page_size: int, retention: Retention, requests: int | None) -> int:
     """Replay the first requests of the trace, or all, by a cache that never evicts."""
     sized = size_preset(model, page_size=page_size)
-    settings = ModelSettings(model, sized, retention, host_bytes=0, storage=None, with_bytes=False)
+    plan = ReplayPlan.of_model(model, sized, retention, host_bytes=0)
     pages = tuple(200_000 * 512 // page_size for _ in sized.layout.components)
-    plan = dataclasses.replace(settings.plan, device_pages=pages)
+    plan = dataclasses.replace(plan, config=dataclasses.replace(plan.config, device_pages=pages), with_bytes=False)
     with Player.open(plan, None) as player:
         return sum(player.serve(request).total for request in read_trace(TRACE, requests)) * page_size
 

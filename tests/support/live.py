@@ -3,14 +3,15 @@
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 
 from tests.sources import ROOT
 from unified_cache import CacheConfig, DevicePool, Full, ModelLayout, PoolSpec, UnifiedCache
 from unified_cache.cache.stats import Stats
+from unified_cache.sizing.replay.plan import ReplayPlan
 from unified_cache.sizing.replay.player import Player
-from unified_cache.sizing.replay.settings import ReplaySettings
 from unified_cache.sizing.replay.trace import TraceRequest, read_trace
 from unified_cache.storage_backends.memory import KeysOnlyStorage
 
@@ -26,11 +27,10 @@ def trace_of(limit: int) -> list[TraceRequest]:
     return read_trace(TRACE, limit)
 
 
-def settings_of_a_small_replay() -> ReplaySettings:
+def plan_of_a_small_replay() -> ReplayPlan:
     """Return tiers so small that every one of them evicts."""
-    return ReplaySettings(
-        device_pages=250, host_pages=600, storage="memory:", storage_bytes=30_000_000, with_bytes=False
-    )
+    plan = ReplayPlan.of_pages(device_pages=250, host_pages=600, storage="memory:", storage_bytes=30_000_000)
+    return replace(plan, with_bytes=False)
 
 
 class RunningReplay:
@@ -49,7 +49,7 @@ class RunningReplay:
 
     def run(self, requests: list[TraceRequest]) -> None:
         """Serve requests until told to stop; owns the cache."""
-        plan = settings_of_a_small_replay().plan
+        plan = plan_of_a_small_replay()
         with Player.open(plan, KeysOnlyStorage(plan.storage_bytes, plan.objects())) as player:
             self._player = player
             self.ready.set()

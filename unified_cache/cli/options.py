@@ -33,12 +33,6 @@ KeepTailOption = Annotated[
     int,
     typer.Option(metavar="TOKENS", help="Keep windows and states at every page boundary of so many last tokens, too."),
 ]
-KeepBranchesOption = Annotated[
-    bool,
-    typer.Option(
-        "--keep-branches/--no-keep-branches", help="Keep windows and states where a prompt leaves what is cached, too."
-    ),
-]
 EnginesOption = Annotated[
     int,
     typer.Option(

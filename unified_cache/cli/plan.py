@@ -12,7 +12,6 @@ from unified_cache.cli.options import (
     DtypeOption,
     EnginesOption,
     JsonOptions,
-    KeepBranchesOption,
     KeepTailOption,
     LimitOption,
     ModelOption,
@@ -20,16 +19,15 @@ from unified_cache.cli.options import (
 )
 from unified_cache.cli.progress import read_watched, watched
 from unified_cache.cli.report_page import page_writer, print_page
-from unified_cache.core.config import EvictionPolicy, Retention
+from unified_cache.core.config import Retention
 from unified_cache.core.errors import ConfigError
 from unified_cache.core.extras import import_with_extra
 from unified_cache.core.hits import Hits
 from unified_cache.sizing.plan.hardware import Hardware, hardware_named, read_hardware
-from unified_cache.sizing.plan.planner import Planner
+from unified_cache.sizing.plan.planner import Planner, ServePlan
 from unified_cache.sizing.plan.report import page_of
 from unified_cache.sizing.plan.sweep import TIERS, PlannedModel, combinations, parse_sweeps
-from unified_cache.sizing.plan.tier_hits import ServePlan
-from unified_cache.sizing.replay.plan import ReplayPlan, ReplayPolicies
+from unified_cache.sizing.replay.plan import ReplayPlan
 
 PLAN_EPILOG = """**Examples**
 
@@ -38,8 +36,6 @@ PLAN_EPILOG = """**Examples**
     unified-cache plan trace.jsonl.gz --model gpt-oss-120b --sweep host=0,256GiB,1TiB --sweep storage=0..8TiB:6
 
     unified-cache plan trace.jsonl.gz --model qwen3-next --hardware ours.toml --storage-ratio .7 --report out
-
-    unified-cache plan trace.jsonl.gz --model deepseek-v4-flash --policy priority --limit 2000
 """
 
 plan_app = typer.Typer(rich_markup_mode="markdown")
@@ -49,10 +45,9 @@ plan_app = typer.Typer(rich_markup_mode="markdown")
 class PlanCommand(JsonOptions):
     """Show what to buy: the hit ratio of a trace for every combination of tier sizes, and what it brings.
 
-    Distances in the LRU stack give the hits of all sizes in a few passes over the trace. For other policies each size
-    of memory is replayed. Beside the hit ratio is the bound of any policy with as many bytes. The hardware turns
-    hits into time to the first token, prefill saved, money and wear; what is recommended costs least for a token and
-    keeps up with the trace.
+    Distances in the LRU stack give the hits of all sizes in a few passes over the trace. Beside the hit ratio is the
+    bound of any policy with as many bytes. The hardware turns hits into time to the first token, prefill saved, money
+    and wear; what is recommended costs least for a token and keeps up with the trace.
     """
 
     trace: Annotated[Path, typer.Argument(help="Request trace of Mooncake or Bailian, or a recording, plain or .gz.")]
@@ -83,13 +78,6 @@ class PlanCommand(JsonOptions):
     page_size: Annotated[int | None, typer.Option(help="Tokens per page. [default: the model's usual]")] = None
     dtype: DtypeOption = None
     keep_tail: KeepTailOption = 0
-    keep_branches: KeepBranchesOption = True
-    policy: Annotated[
-        EvictionPolicy,
-        typer.Option(
-            help="What device and host memory evict first; others than lru take replays.", case_sensitive=False
-        ),
-    ] = EvictionPolicy.LRU
     check: Annotated[
         int, typer.Option(min=0, metavar="N", help="Combinations that are replayed in full, to see how far off it is.")
     ] = 0
@@ -105,8 +93,7 @@ class PlanCommand(JsonOptions):
         model = PlannedModel(
             self.model,
             size_named(self.model, page_size=self.page_size, dtype=self.dtype),
-            Retention(self.keep_tail, branches=self.keep_branches),
-            ReplayPolicies(self.policy, self.policy),
+            Retention(self.keep_tail),
             self.devices,
             self.engines,
             self.storage_ratio,
@@ -116,7 +103,7 @@ class PlanCommand(JsonOptions):
         named = [tier for tier in TIERS if any(text.strip().startswith(f"{tier}=") for text in (self.sweep or ()))]
         sweep = model.fitting(combinations(parse_sweeps(self.sweep or ())), named)
         write_page = page_writer(self.report)
-        serve = self._served() if self.check or not model.has_stack else None
+        serve = self._served() if self.check else None
         with watched(sys.stderr, "plan", len(sweep) + self.check, "combinations") as on_progress:
             result = Planner(self.trace, self.limit, model, hardware).plan(sweep, on_progress, self.check, serve)
         page = page_of(result)
@@ -128,8 +115,7 @@ class PlanCommand(JsonOptions):
 
     def _served(self) -> ServePlan:
         """Return what replays the trace."""
-        purpose = "--check, and a plan for other policies than lru"
-        runner = import_with_extra("unified_cache.sizing.replay.runner", "engine", purpose)
+        runner = import_with_extra("unified_cache.sizing.replay.runner", "engine", "--check")
         requests = read_watched(self.trace, self.limit)
 
         def serve(plan: ReplayPlan) -> list[Hits]:

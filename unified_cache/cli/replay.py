@@ -16,7 +16,6 @@ from unified_cache.cli.options import (
     DtypeOption,
     EnginesOption,
     JsonOptions,
-    KeepBranchesOption,
     KeepTailOption,
     LimitOption,
     ModelOption,
@@ -25,18 +24,12 @@ from unified_cache.cli.options import (
 from unified_cache.cli.progress import read_watched, watched
 from unified_cache.cli.report_page import page_writer, print_page
 from unified_cache.core.byte_sizes import parse_bytes
-from unified_cache.core.config import EvictionPolicy, Prefetching, Retention, WritePolicy
+from unified_cache.core.config import Retention
 from unified_cache.core.errors import CacheError, ConfigError
 from unified_cache.core.extras import import_with_extra
-from unified_cache.sizing.replay.plan import ReplayPolicies
+from unified_cache.sizing.replay.plan import DEVICE_BYTES, DEVICE_PAGES, HOST_BYTES, HOST_PAGES, ReplayPlan
 from unified_cache.sizing.replay.report import page_of
-from unified_cache.sizing.replay.settings import (
-    DEVICE_BYTES,
-    HOST_BYTES,
-    STORAGE_BYTES,
-    ModelSettings,
-    ReplaySettings,
-)
+from unified_cache.sizing.replay.trace import BLOCK_TOKENS
 
 if TYPE_CHECKING:
     from unified_cache.sizing.replay.result import ReplayResult
@@ -64,9 +57,6 @@ All pools of a model, tiers in the bytes they would take:
 
 replay_app = typer.Typer(rich_markup_mode="markdown")
 
-NONE = "none"
-"""In the place of a store's URL: there is to be none."""
-
 WIDTH_MIN = 80
 """Columns assumed where the output is no terminal; the tables fit."""
 
@@ -85,16 +75,13 @@ class ReplayCommand(JsonOptions):
     trace: Annotated[Path, typer.Argument(help="Request trace of Mooncake or Bailian, or a recording, plain or .gz.")]
     page_size: Annotated[
         int | None,
-        typer.Option(help="Tokens per page. [default: a block of the trace, or the model's usual]"),
+        typer.Option(min=1, help="Tokens per page. [default: a block of the trace, or the model's usual]"),
     ] = None
     device_pages: Annotated[
-        int | None, typer.Option(help="Pages of the device (L1), without a model. [default: 2000]")
+        int | None, typer.Option(min=1, help="Pages of the device (L1), without a model. [default: 2000]")
     ] = None
     host_pages: Annotated[
-        int | None, typer.Option(help="Pages of host memory (L2), without a model; 0 for none. [default: 20000]")
-    ] = None
-    page_bytes: Annotated[
-        str | None, typer.Option(metavar="BYTES", help="Payload of one page, without a model. [default: 4KiB]")
+        int | None, typer.Option(min=0, help="Pages of host memory (L2), without a model; 0 for none. [default: 20000]")
     ] = None
     model: ModelOption = None
     dtype: DtypeOption = None
@@ -108,27 +95,13 @@ class ReplayCommand(JsonOptions):
         ),
     ] = None
     keep_tail: KeepTailOption = 0
-    keep_branches: KeepBranchesOption = True
     storage: Annotated[
         str | None,
-        typer.Option(
-            metavar="URL",
-            help="Store (L3): memory:, file:DIR, packed:DIR or none. [default: none; with a model memory: of 2TiB]",
-        ),
+        typer.Option(metavar="URL", help="Store (L3): memory:, file:DIR or packed:DIR. [default: none]"),
     ] = None
     storage_bytes: Annotated[
         str | None, typer.Option(metavar="BYTES", help="Cap on the store; a model's true bytes, headers included.")
     ] = None
-    policy: Annotated[
-        EvictionPolicy, typer.Option(help="What device and host memory evict first.", case_sensitive=False)
-    ] = EvictionPolicy.LRU
-    write: Annotated[
-        WritePolicy,
-        typer.Option(help="When prompts go to host memory and storage; on_call: once served.", case_sensitive=False),
-    ] = WritePolicy.ON_CALL
-    prefetch_min_tokens: Annotated[
-        int, typer.Option(metavar="N", help="Prefixes of fewer tokens are not asked of storage.")
-    ] = 0
     engines: EnginesOption = 1
     limit: LimitOption = None
     moves_bytes: Annotated[
@@ -139,26 +112,25 @@ class ReplayCommand(JsonOptions):
         ),
     ] = True
     explain: Annotated[
-        bool | None,
-        typer.Option(
-            "--explain/--no-explain",
-            help="Break missed tokens down by reason and component. [default: with --report alone]",
-        ),
-    ] = None
+        bool, typer.Option("--explain", help="Break missed tokens down by reason and component, as --report does.")
+    ] = False
     report: ReportOption = None
 
     def run(self) -> None:
         """Replay and show the result."""
-        settings = self._of_pages() if self.model is None else self._of_model(self.model)
-        directory = self.report
+        if self.model is None:
+            sizes = {"--device-bytes": self.device_bytes, "--host-bytes": self.host_bytes, "--dtype": self.dtype}
+            _refuse({**sizes, "--keep-tail": self.keep_tail or None}, "need --model")
+        else:
+            pages = {"--device-pages": self.device_pages, "--host-pages": self.host_pages}
+            _refuse(pages, "do not go with --model, whose tiers are sized in bytes")
+        self._plan(BLOCK_TOKENS)  # what cannot be is refused before the trace is read
         requests = read_watched(self.trace, self.limit)
-        if isinstance(settings, ReplaySettings) and self.page_size is None:
-            settings = replace(settings, page_size=requests[0].block_tokens)
+        plan = self._plan(requests[0].block_tokens)
         runner = import_with_extra("unified_cache.sizing.replay.runner", "engine", "replay")
-        write_page = page_writer(directory)
-        total = len(requests) * (2 if settings.plan.compares_private_stores else 1)
-        with watched(sys.stderr, "replay", total, "requests") as on_progress:
-            result: ReplayResult = runner.replay(self.trace.name, requests, settings, on_progress)
+        write_page = page_writer(self.report)
+        with watched(sys.stderr, "replay", len(requests), "requests") as on_progress:
+            result: ReplayResult = runner.replay(self.trace.name, requests, plan, on_progress)
         page = page_of(result)
         if not self.shown_as_json("replay", {"headline": page.headline, **result.as_json()}):
             print_page(page, WIDTH_MIN)
@@ -169,48 +141,29 @@ class ReplayCommand(JsonOptions):
                 f"{result.leaked_slots} slots leaked; this is a bug, please report it"
             )
 
-    @property
-    def _explains(self) -> bool:
-        return self.report is not None if self.explain is None else self.explain
-
-    def _of_pages(self) -> ReplaySettings:
-        sizes = {"--device-bytes": self.device_bytes, "--host-bytes": self.host_bytes, "--dtype": self.dtype}
-        _refuse({**sizes, "--keep-tail": self.keep_tail or None}, "need --model")
-        usual = ReplaySettings()
-        return ReplaySettings(
-            page_size=_given(self.page_size, usual.page_size),
-            device_pages=_given(self.device_pages, usual.device_pages),
-            host_pages=_given(self.host_pages, usual.host_pages),
-            storage=None if self.storage == NONE else self.storage,
-            storage_bytes=_bytes("--storage-bytes", self.storage_bytes, None),
-            page_bytes=_bytes("--page-bytes", self.page_bytes, usual.page_bytes),
-            with_bytes=self.moves_bytes,
-            policies=self._policies(),
-            engines=self.engines,
-            explains=self._explains,
-        )
-
-    def _of_model(self, model: str) -> ModelSettings:
-        pages = {"--device-pages": self.device_pages, "--host-pages": self.host_pages, "--page-bytes": self.page_bytes}
-        _refuse(pages, "do not go with --model, whose tiers are sized in bytes")
-        host_bytes = _bytes("--host-bytes", self.host_bytes, HOST_BYTES)
-        storage = self.storage or ("memory:" if host_bytes else NONE)
-        return ModelSettings(
-            name=model,
-            sized=size_named(model, page_size=self.page_size, dtype=self.dtype),
-            retention=Retention(self.keep_tail, branches=self.keep_branches),
-            device_bytes=_bytes("--device-bytes", self.device_bytes, DEVICE_BYTES),
-            host_bytes=host_bytes,
-            storage=None if storage == NONE else storage,
-            storage_bytes=_bytes("--storage-bytes", self.storage_bytes, None if self.storage else STORAGE_BYTES),
-            with_bytes=self.moves_bytes,
-            policies=self._policies(),
-            engines=self.engines,
-            explains=self._explains,
-        )
-
-    def _policies(self) -> ReplayPolicies:
-        return ReplayPolicies(self.policy, self.policy, self.write, Prefetching(self.prefetch_min_tokens))
+    def _plan(self, block_tokens: int) -> ReplayPlan:
+        """Return what the options say of a trace whose blocks have so many tokens."""
+        storage_bytes = _bytes("--storage-bytes", self.storage_bytes, None)
+        if self.model is None:
+            plan = ReplayPlan.of_pages(
+                block_tokens if self.page_size is None else self.page_size,
+                DEVICE_PAGES if self.device_pages is None else self.device_pages,
+                HOST_PAGES if self.host_pages is None else self.host_pages,
+                self.storage,
+                storage_bytes,
+            )
+        else:
+            plan = ReplayPlan.of_model(
+                self.model,
+                size_named(self.model, page_size=self.page_size, dtype=self.dtype),
+                Retention(self.keep_tail),
+                _bytes("--device-bytes", self.device_bytes, DEVICE_BYTES),
+                _bytes("--host-bytes", self.host_bytes, HOST_BYTES),
+                self.storage,
+                storage_bytes,
+            )
+        explains = self.explain or self.report is not None
+        return replace(plan, with_bytes=self.moves_bytes, engines=self.engines, explains=explains)
 
 
 def _refuse(options: Mapping[str, object], reason: str) -> None:
@@ -221,10 +174,6 @@ def _refuse(options: Mapping[str, object], reason: str) -> None:
 
 def _bytes(option: str, text: str | None, default: _T) -> int | _T:
     return default if text is None else parse_bytes(option, text)
-
-
-def _given(value: _T | None, default: _T) -> _T:
-    return default if value is None else value
 
 
 replay_app.command("replay", epilog=REPLAY_EPILOG)(ReplayCommand)

@@ -6,10 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.plan.traces import conversations
-from unified_cache.sizing.replay.clairvoyant import FutureUses
-from unified_cache.sizing.replay.lru_stack import LruStack
+from unified_cache.sizing.plan.clairvoyant import FutureUses
+from unified_cache.sizing.plan.lru_stack import LruStack
+from unified_cache.sizing.plan.trace_pages import TracePages
 from unified_cache.sizing.replay.trace import BLOCK_TOKENS, TraceRequest
-from unified_cache.sizing.replay.trace_pages import TracePages
 
 Path = tuple[int, ...]
 

@@ -9,40 +9,34 @@ import pytest
 from tests.sources import ROOT
 from tests.unit.plan.traces import conversations
 from unified_cache.components.layouts import size_preset
-from unified_cache.core.config import EvictionPolicy, Retention
+from unified_cache.core.config import Retention
 from unified_cache.core.errors import ConfigError, TraceError
 from unified_cache.core.hits import Hits
 from unified_cache.core.seal import HEADER_BYTES
+from unified_cache.sizing.plan.clairvoyant import FutureUses
+from unified_cache.sizing.plan.lru_stack import LruStack
 from unified_cache.sizing.plan.resume_points import NEVER
 from unified_cache.sizing.plan.tier_hits import LruHits
-from unified_cache.sizing.replay.clairvoyant import FutureUses
-from unified_cache.sizing.replay.lru_stack import LruStack
-from unified_cache.sizing.replay.plan import ReplayPolicies
+from unified_cache.sizing.plan.trace_pages import TracePages
+from unified_cache.sizing.replay.plan import PAGE_BYTES, ReplayPlan
 from unified_cache.sizing.replay.runner import replay
-from unified_cache.sizing.replay.settings import ModelSettings, ReplaySettings
 from unified_cache.sizing.replay.trace import BLOCK_TOKENS, TraceRequest, read_trace
-from unified_cache.sizing.replay.trace_pages import TracePages
 
 GIB = 1 << 30
 BUNDLED = ROOT / "traces" / "mooncake_conversation_1000.jsonl.gz"
 
 
-def replayed(requests: list[TraceRequest], settings: ReplaySettings | ModelSettings) -> Hits:
-    return replay("made up", requests, settings).hits
+def replayed(requests: list[TraceRequest], plan: ReplayPlan) -> Hits:
+    return replay("made up", requests, plan).served.hits
 
 
-def settings_of(
+def plan_of(
     page_size: int, device_pages: int, host_pages: int, stored_pages: int | None, engines: int = 1
-) -> ReplaySettings:
-    return ReplaySettings(
-        page_size=page_size,
-        device_pages=device_pages,
-        host_pages=host_pages,
-        storage=None if stored_pages is None else "memory:",
-        storage_bytes=None if stored_pages is None else stored_pages * (4096 + HEADER_BYTES),
-        with_bytes=False,
-        engines=engines,
-    )
+) -> ReplayPlan:
+    storage_bytes = None if stored_pages is None else stored_pages * (PAGE_BYTES + HEADER_BYTES)
+    storage = None if stored_pages is None else "memory:"
+    plan = ReplayPlan.of_pages(page_size, device_pages, host_pages, storage, storage_bytes)
+    return dataclasses.replace(plan, with_bytes=False, engines=engines)
 
 
 SIZES = [(40, 0, None), (60, 200, None), (200, 60, None), (60, 120, 400), (30, 100, 150), (20, 12, 90), (9, 40, 300)]
@@ -69,9 +63,9 @@ def test_full_attention_is_exact_on_every_tier_also_of_several_engines_over_one_
     engines: int, page_size: int, device_pages: int, host_pages: int, stored_pages: int | None
 ) -> None:
     requests = conversations(seed=page_size + device_pages, count=80 if engines == 1 else 120, sessions=9)
-    settings = settings_of(page_size, device_pages, host_pages, stored_pages, engines)
-    told = LruHits(TracePages.of(requests, page_size, padded=True)).ends(settings.plan).hits()
-    assert told == replayed(requests, settings)
+    plan = plan_of(page_size, device_pages, host_pages, stored_pages, engines)
+    told = LruHits(TracePages.of(requests, page_size, padded=True)).ends(plan).hits()
+    assert told == replayed(requests, plan)
 
 
 @pytest.mark.parametrize(("block_tokens", "page_size"), [(64, 64), (64, 256), (48, 32)])
@@ -84,21 +78,27 @@ def test_full_attention_in_the_blocks_of_a_recording_is_exact(block_tokens: int,
         )
         for request in conversations(seed=page_size, count=80, sessions=9)
     ]
-    settings = settings_of(page_size, 40, 60, 150)
-    told = LruHits(TracePages.of(requests, page_size, padded=True)).ends(settings.plan).hits()
-    assert told == replayed(requests, settings)
+    plan = plan_of(page_size, 40, 60, 150)
+    told = LruHits(TracePages.of(requests, page_size, padded=True)).ends(plan).hits()
+    assert told == replayed(requests, plan)
 
 
 def test_tokens_are_counted_as_a_replay_counts_them() -> None:
     requests = conversations(seed=3, count=60, sessions=5)
-    settings = ReplaySettings(page_size=128, device_pages=100, host_pages=400, with_bytes=False)
+    plan = plan_of(128, 100, 400, None)
     trace = TracePages.of(requests, 128, padded=True)
-    result = replay("made up", requests, settings)
-    ends = LruHits(trace).ends(settings.plan)
-    assert trace.token_ratio(ends.storage) == pytest.approx(result.token_hit_ratio)
+    result = replay("made up", requests, plan)
+    ends = LruHits(trace).ends(plan)
+    assert trace.token_ratio(ends.storage) == pytest.approx(result.served.token_hit_ratio)
     device, host, total = (int(trace.tokens_of(each).sum()) for each in (ends.device, ends.host, ends.storage))
-    assert result.tokens.hits == Hits(device, host - device, total - host)
-    assert result.tokens.seen == int(trace.tokens_of(FutureUses.of(trace).ends(NEVER)).sum())
+    assert result.served.hit_tokens == Hits(device, host - device, total - host)
+    assert result.served.seen_tokens == int(trace.tokens_of(FutureUses.of(trace).ends(NEVER)).sum())
+
+
+def model_plan(model: str, device_gib: int, host_gib: int, storage_gib: int) -> ReplayPlan:
+    sized = size_preset(model, page_size=256)
+    tiers_bytes = (device_gib * GIB, host_gib * GIB, "memory:" if storage_gib else None, storage_gib * GIB or None)
+    return dataclasses.replace(ReplayPlan.of_model(model, sized, Retention(), *tiers_bytes), with_bytes=False)
 
 
 @pytest.mark.parametrize(
@@ -114,20 +114,11 @@ def test_windows_are_within_half_a_point_of_a_replay(
     model: str, device_gib: int, host_gib: int, storage_gib: int
 ) -> None:
     requests = read_trace(BUNDLED, 250)
-    settings = ModelSettings(
-        name=model,
-        sized=size_preset(model, page_size=256),
-        retention=Retention(),
-        device_bytes=device_gib * GIB,
-        host_bytes=host_gib * GIB,
-        storage="memory:" if storage_gib else None,
-        storage_bytes=storage_gib * GIB or None,
-        with_bytes=False,
-    )
+    plan = model_plan(model, device_gib, host_gib, storage_gib)
     trace = TracePages.of(requests, 256, padded=False)
-    told = trace.token_ratio(LruHits(trace).ends(settings.plan).storage)
-    result = replay("bundled", requests, settings)
-    assert told == pytest.approx(result.token_hit_ratio, abs=0.005)
+    told = trace.token_ratio(LruHits(trace).ends(plan).storage)
+    result = replay("bundled", requests, plan)
+    assert told == pytest.approx(result.served.token_hit_ratio, abs=0.005)
 
 
 def test_a_place_that_only_storage_remembers_gets_no_window_when_a_prompt_branches_off_there() -> None:
@@ -139,30 +130,18 @@ def test_a_place_that_only_storage_remembers_gets_no_window_when_a_prompt_branch
     first, branch = tuple(range(20)), tuple(range(14))
     prompts = [first, *others(20), (*branch, *islice(new_ids, 6)), *others(20), (*branch, *islice(new_ids, 6)), first]
     requests = [TraceRequest(float(at), len(ids) * BLOCK_TOKENS, 1, ids) for at, ids in enumerate(prompts)]
-    settings = ModelSettings(
-        name="gpt-oss-120b",
-        sized=size_preset("gpt-oss-120b", page_size=256),
-        retention=Retention(),
-        device_bytes=4 * GIB,
-        host_bytes=4 * GIB,
-        storage_bytes=256 * GIB,
-        with_bytes=False,
-    )
-    assert sum(settings.plan.host_pages) < 20 * 32, "the others push out what came before them"
-    told = LruHits(TracePages.of(requests, 256, padded=False)).ends(settings.plan).hits()
-    assert told == replayed(requests, settings) == Hits(storage=40)
+    plan = model_plan("gpt-oss-120b", 4, 4, 256)
+    assert sum(plan.config.host_pages) < 20 * 32, "the others push out what came before them"
+    told = LruHits(TracePages.of(requests, 256, padded=False)).ends(plan).hits()
+    assert told == replayed(requests, plan) == Hits(storage=40)
 
 
 def test_what_has_no_stack_is_refused() -> None:
-    hits = LruHits(TracePages.of(conversations(1, 3, 1), 512, padded=True))
-    with pytest.raises(ConfigError, match="lru"):
-        hits.ends(ReplaySettings(policies=ReplayPolicies(device=EvictionPolicy.PRIORITY), with_bytes=False).plan)
-    sized = size_preset("gpt-oss-120b", page_size=512)
-    windows = ModelSettings("gpt-oss-120b", sized, Retention(), 2 * GIB, 0, None, None, with_bytes=False, engines=4)
+    hits = LruHits(TracePages.of(conversations(1, 3, 1), 256, padded=True))
     with pytest.raises(ConfigError, match="found 4"):
-        hits.ends(windows.plan)
+        hits.ends(dataclasses.replace(model_plan("gpt-oss-120b", 2, 0, 0), engines=4))
     with pytest.raises(ConfigError, match="found 64"):
-        hits.ends(ReplaySettings(page_size=64, with_bytes=False).plan)
+        hits.ends(plan_of(64, 100, 0, None))
 
 
 def test_equal_ids_after_other_blocks_are_other_pages() -> None:

@@ -15,11 +15,10 @@ from unified_cache.sizing.plan.hardware import HARDWARE, hardware_named, read_ha
 from unified_cache.sizing.plan.planner import Evaluator, knee, recommended
 from unified_cache.sizing.plan.sweep import PlannedModel, TierBytes, combinations, parse_sweeps
 from unified_cache.sizing.plan.tier_hits import LruHits
-from unified_cache.sizing.replay.plan import ReplayPolicies
-from unified_cache.sizing.replay.trace_pages import TracePages
+from unified_cache.sizing.plan.trace_pages import TracePages
 
 GIB = 1 << 30
-LLAMA = PlannedModel("llama", size_preset("llama-3.1-8b", page_size=64), Retention(), ReplayPolicies(), devices=2)
+LLAMA = PlannedModel("llama", size_preset("llama-3.1-8b", page_size=64), Retention(), devices=2)
 
 
 def test_a_sweep_is_a_range_of_equal_ratios_or_a_list() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.cluster import ask
-from tests.support.live import settings_of_a_small_replay, trace_of
+from tests.support.live import plan_of_a_small_replay, trace_of
 from tests.support.operations import present
 from unified_cache.cache.recording import TraceRecorder
 from unified_cache.components.kinds import Full, SlidingWindow
@@ -42,13 +42,14 @@ def conversations() -> list[TraceRequest]:
 
 def plan_of(page_size: int, *, windowed: bool) -> ReplayPlan:
     """Return the plan of a small replay in pages of this size, with a sliding window or without."""
-    plan = settings_of_a_small_replay().plan
+    plan = plan_of_a_small_replay()
     full = Full((PoolSpec("kv", 512),))
     parts = (full, SlidingWindow(1_024, page_size, (PoolSpec("swa", 512),))) if windowed else (full,)
     layout = ModelLayout(page_size, parts)
     scale = 512 // page_size
     device, host = (250 * scale, 120 * scale)[: len(parts)], (600 * scale, 200 * scale)[: len(parts)]
-    return replace(plan, layout=layout, true_layout=layout, device_pages=device, host_pages=host)
+    config = replace(plan.config, device_pages=device, host_pages=host)
+    return replace(plan, layout=layout, true_layout=layout, config=config)
 
 
 def served(plan: ReplayPlan, requests: list[TraceRequest], recording: Path) -> tuple[list[Hits], list[Hits]]:
@@ -91,7 +92,7 @@ def test_a_replay_of_a_recording_hits_the_same_pages(tmp_path: Path, page_size: 
 
 def test_the_command_replays_a_recording_with_the_same_hits(tmp_path: Path) -> None:
     recording = tmp_path / "recording.jsonl"
-    plan = settings_of_a_small_replay().plan
+    plan = plan_of_a_small_replay()
     hits, _ = served(plan, trace_of(REQUESTS), recording)
     sizes = ("--device-pages", "250", "--host-pages", "600", "--storage", "memory:", "--storage-bytes", "30000000")
     said = ask("replay", recording, *sizes, "--no-bytes", "--json")
@@ -100,7 +101,7 @@ def test_the_command_replays_a_recording_with_the_same_hits(tmp_path: Path) -> N
 
 
 def test_what_a_request_computes_beyond_its_prompt_is_its_output(tmp_path: Path) -> None:
-    plan = settings_of_a_small_replay().plan
+    plan = plan_of_a_small_replay()
     path = tmp_path / "trace.jsonl"
     with Player.open(plan, None if plan.storage is None else KeysOnlyStorage(None, plan.objects())) as player:
         cache = player.cache

@@ -7,17 +7,16 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from tests.support.operations import present
+from tests.support.replays import PageSettings
 from unified_cache.cache.explain.explanation import MissReason
 from unified_cache.core.config import WritePolicy
 from unified_cache.sizing.replay.missed import ComponentMiss
-from unified_cache.sizing.replay.plan import ReplayPolicies
 from unified_cache.sizing.replay.report import miss_table, page_of
 from unified_cache.sizing.replay.result import ReplayResult
 from unified_cache.sizing.replay.runner import replay
-from unified_cache.sizing.replay.settings import ReplaySettings
 from unified_cache.sizing.replay.trace import BLOCK_TOKENS, TraceRequest
 
-ROOMY = ReplaySettings(device_pages=60, host_pages=0, page_bytes=64, with_bytes=False, explains=True)
+ROOMY = PageSettings(device_pages=60, host_pages=0, page_bytes=64, with_bytes=False, explains=True)
 
 
 def asking(*blocks: int, tokens: int | None = None) -> TraceRequest:
@@ -35,8 +34,8 @@ def sessions(count: int, turns: int) -> list[TraceRequest]:
     return requests
 
 
-def run(requests: Sequence[TraceRequest], settings: ReplaySettings) -> ReplayResult:
-    return replay("test", requests, settings)
+def run(requests: Sequence[TraceRequest], settings: PageSettings) -> ReplayResult:
+    return replay("test", requests, settings.plan)
 
 
 def missed_of(result: ReplayResult) -> Mapping[ComponentMiss, int]:
@@ -57,20 +56,18 @@ SIZES = {
     "large pages": dataclasses.replace(ROOMY, page_size=1_024, device_pages=25),
     "short device": dataclasses.replace(ROOMY, device_pages=9),
     "engines": dataclasses.replace(STORED, engines=3, storage_bytes=100 * 128),
-    "selective": dataclasses.replace(
-        ROOMY, device_pages=40, host_pages=80, policies=ReplayPolicies(write=WritePolicy.SELECTIVE)
-    ),
+    "selective": dataclasses.replace(ROOMY, device_pages=40, host_pages=80, write=WritePolicy.SELECTIVE),
 }
 
 
 @pytest.mark.parametrize("settings", SIZES.values(), ids=SIZES)
-def test_every_missed_token_is_counted_once_and_hits_stay_as_they_are(settings: ReplaySettings) -> None:
+def test_every_missed_token_is_counted_once_and_hits_stay_as_they_are(settings: PageSettings) -> None:
     requests = sessions(12, 4)
     result = run(requests, settings)
     missed = missed_of(result)
-    assert sum(missed.values()) == result.tokens.asked - result.tokens.hits.total
+    assert sum(missed.values()) == result.served.tokens - result.served.hit_tokens.total
     assert min(missed.values()) > 0
-    assert run(requests, dataclasses.replace(settings, explains=False)).hits == result.hits
+    assert run(requests, dataclasses.replace(settings, explains=False)).served.hits == result.served.hits
 
 
 def test_a_prompt_that_comes_first_is_in_no_tier() -> None:

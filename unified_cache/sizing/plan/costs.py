@@ -14,7 +14,7 @@ import numpy as np
 from unified_cache.sizing.plan.hardware import GIB, MONTH_HOURS, Hardware
 from unified_cache.sizing.plan.sweep import PlannedModel, TierBytes
 from unified_cache.sizing.plan.tier_hits import TierEnds
-from unified_cache.sizing.replay.trace_pages import Counts, Floats, TracePages
+from unified_cache.sizing.plan.trace_pages import Counts, Floats, TracePages
 
 HOUR_S = 3_600.0
 DAY_S = 24 * HOUR_S

@@ -19,7 +19,7 @@ from unified_cache.core.errors import ConfigError, did_you_mean
 from unified_cache.core.files import parse_toml, read_up_to
 from unified_cache.core.settings.loading import read_table
 from unified_cache.core.settings.section import Bytes, Section
-from unified_cache.sizing.replay.trace_pages import Counts, Floats
+from unified_cache.sizing.plan.trace_pages import Counts, Floats
 
 ACTIVE_PARAMETERS = 13e9
 """Parameters that a token passes through, by default: those of a mixture of experts of medium size."""

@@ -6,7 +6,7 @@ Beside the hits of a combination is the bound that no policy could beat with as 
 import math
 import random
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
@@ -16,15 +16,17 @@ import numpy as np
 
 from unified_cache.core.byte_sizes import bytes_text
 from unified_cache.core.errors import ConfigError
+from unified_cache.core.hits import Hits
 from unified_cache.core.tier_sizes import component_bytes
+from unified_cache.sizing.plan.clairvoyant import FutureUses
 from unified_cache.sizing.plan.costs import Costs, PricedSystem
 from unified_cache.sizing.plan.hardware import Hardware
 from unified_cache.sizing.plan.resume_points import NEVER
 from unified_cache.sizing.plan.sweep import TIERS, PlannedModel, TierBytes
-from unified_cache.sizing.plan.tier_hits import LruHits, PolicyHits, ServePlan, TierEnds
-from unified_cache.sizing.replay.clairvoyant import FutureUses
+from unified_cache.sizing.plan.tier_hits import LruHits, TierEnds
+from unified_cache.sizing.plan.trace_pages import TracePages
+from unified_cache.sizing.replay.plan import ReplayPlan
 from unified_cache.sizing.replay.trace import OnProgress, iterate_trace
-from unified_cache.sizing.replay.trace_pages import TracePages
 
 BOUND_SIZES = 24
 """Sizes at which the clairvoyant bound is computed; between two of them that of the larger holds."""
@@ -40,6 +42,10 @@ CHECK_SEED = 17
 
 BUSY_SHARE_MAX = 0.9
 """Queues that are busy for more of the time are no plan to buy."""
+
+
+ServePlan = Callable[[ReplayPlan], Sequence[Hits]]
+"""Serves the trace by a cache of a plan; returns the pages handed back of each request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +111,6 @@ class PlanResult:
     points: Sequence[PlanPoint]
     """In the order of their sizes."""
     best: PlanPoint
-    replays: int
-    """Sizes of device and host memory that were replayed; 0 for ``lru``, whose distances give all of them."""
     checked: Sequence[Checked]
     is_complete: bool
     """False where the plan was interrupted."""
@@ -154,8 +158,6 @@ class PlanResult:
             "requests": self.requests,
             "input_tokens": self.input_tokens,
             "seen_token_ratio": self.seen_ratio,
-            "policies": self.model.policies.as_json(),
-            "replays": self.replays,
             "complete": self.is_complete,
             "best": self.best.as_json(),
             "knees": self.knees(),
@@ -207,7 +209,7 @@ class Evaluator:
     def point(self, sizes: TierBytes) -> PlanPoint:
         """Evaluate one combination."""
         model, trace = self._model, self._hits.trace
-        ends = self._hits.ends(model.settings(sizes).plan)
+        ends = self._hits.ends(model.plan(sizes))
         device, host, storage = (trace.token_ratio(each) for each in (ends.device, ends.host, ends.storage))
         on_devices = sizes.device * (1 if model.is_replicated else model.devices)
         total_bytes = (on_devices + sizes.host) * model.engines + model.stored_page_bytes(sizes)
@@ -238,24 +240,17 @@ class Planner:
     ) -> PlanResult:
         """Evaluate combinations, recommend one, and replay ``checks`` of them.
 
-        ``serve`` replays the trace: for checks, and each size of memory where policies have no stack. Interrupted, it
-        returns what it has, if that is any combination at all.
+        ``serve`` replays the trace for checks. Interrupted, it returns what it has, if that is any combination at all.
 
         Raises:
-            ConfigError: a tier is too small for the model, or nothing replays what has to be replayed.
+            ConfigError: a tier is too small for the model.
             TraceError: the trace cannot be read.
             KeyboardInterrupt: no combination was evaluated by then.
         """
         began_s = time.monotonic()
         page_size = self.model.sized.layout.page_size
         pages = TracePages.of(iterate_trace(self.trace, self.limit), page_size, padded=False)
-        if self.model.has_stack:
-            hits = LruHits(pages)
-        elif serve is not None:
-            hits = PolicyHits(pages, serve)
-        else:
-            raise ConfigError("policies without a stack need replays, found nothing to replay with")
-        evaluator = Evaluator(self.model, hits, PricedSystem(self.model, self.hardware))
+        evaluator = Evaluator(self.model, LruHits(pages), PricedSystem(self.model, self.hardware))
         points: list[PlanPoint] = []
         checked: list[Checked] = []
         is_complete = False
@@ -279,7 +274,6 @@ class Planner:
             seen_ratio=evaluator.seen_ratio,
             points=points,
             best=recommended(points),
-            replays=hits.replays_count if isinstance(hits, PolicyHits) else 0,
             checked=checked,
             is_complete=is_complete,
             seconds=time.monotonic() - began_s,
@@ -291,7 +285,7 @@ class Planner:
         """Replay some combinations in full, and hold each against its plan."""
         chosen = random.Random(CHECK_SEED).sample(points, min(checks, len(points)))  # noqa: S311  # no secret
         for point in chosen:
-            hits = serve(self.model.settings(point.sizes).plan)
+            hits = serve(self.model.plan(point.sizes))
             ratio = trace.token_ratio(np.array([hit.total for hit in hits], np.int64))
             yield Checked(point.sizes, point.hit_ratio, ratio)
 

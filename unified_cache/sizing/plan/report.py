@@ -49,8 +49,6 @@ def _notes(result: PlanResult) -> list[str]:
         )
     if costs.requests_price_per_hour:
         lines.append(f"requests of storage cost {costs.requests_price_per_hour:.3g} an hour")
-    if result.replays:
-        lines.append(f"{result.replays} sizes of device and host memory were replayed")
     if len(result.model.sized.layout.components) > 1:
         lines.append("windows are followed for a cache that never evicts; --check N says how far off that is")
     if result.checked:
@@ -115,7 +113,6 @@ def _settings(result: PlanResult) -> list[tuple[str, str]]:
         ("engines", f"{model.engines}" + (", in turn, over one store" if model.engines > 1 else "")),
         ("page", page),
         ("resumable at", kept),
-        ("evicts first", f"{model.policies.device.value} (device), {model.policies.host.value} (host)"),
         ("hardware", hardware.name),
         ("prefill", f"{speeds} tokens/s of one device"),
         ("bus", f"{bytes_text(int(hardware.device_bytes_per_s))}/s to one device"),

@@ -21,8 +21,8 @@ import numpy.typing as npt
 
 from unified_cache.core.config import Retention
 from unified_cache.core.window import needed_pages, restorable_ends, window
-from unified_cache.sizing.replay.lru_stack import Fenwick, LruStack
-from unified_cache.sizing.replay.trace_pages import Counts, Numbers, TracePages
+from unified_cache.sizing.plan.lru_stack import Fenwick, LruStack
+from unified_cache.sizing.plan.trace_pages import Counts, Numbers, TracePages
 
 NEVER = 1 << 60
 """More pages or bytes than any tier has."""

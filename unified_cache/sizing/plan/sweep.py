@@ -2,15 +2,14 @@
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import product
 
 from unified_cache.components.layouts import SizedLayout
 from unified_cache.core.byte_sizes import parse_bytes
-from unified_cache.core.config import EvictionPolicy, Retention
+from unified_cache.core.config import Retention
 from unified_cache.core.errors import ConfigError
-from unified_cache.sizing.replay.plan import ReplayPolicies
-from unified_cache.sizing.replay.settings import ModelSettings
+from unified_cache.sizing.replay.plan import ReplayPlan
 
 TIERS = ("device", "host", "storage")
 
@@ -52,7 +51,6 @@ class PlannedModel:
     name: str
     sized: SizedLayout
     retention: Retention
-    policies: ReplayPolicies
     devices: int = 1
     """Ranks of one engine, which hold a prompt's pages together, or each all of them."""
     engines: int = 1
@@ -63,9 +61,9 @@ class PlannedModel:
     def __post_init__(self) -> None:
         if self.devices < 1:
             raise ConfigError(f"devices must be at least 1, found {self.devices}")
-        if self.engines > 1 and not (self.has_stack and len(self.sized.layout.components) == 1):
+        if self.engines > 1 and len(self.sized.layout.components) > 1:
             raise ConfigError(
-                f"several engines are planned for full attention and lru alone, found {self.engines}: "
+                f"several engines are planned for full attention alone, found {self.engines}: "
                 f"replay --engines runs others, one combination at a time"
             )
 
@@ -74,29 +72,22 @@ class PlannedModel:
         """Whether each rank holds all of a page, as with latent attention; else each holds its heads."""
         return all(pool.replicated for pool in self.sized.layout.components[0].pools)
 
-    @property
-    def has_stack(self) -> bool:
-        """Whether distances in a stack give the hits of all sizes; else each is replayed."""
-        return {self.policies.device, self.policies.host} == {EvictionPolicy.LRU}
-
     def stored_page_bytes(self, sizes: TierBytes) -> int:
         """Return the bytes of the pages that storage of this size holds, compressed or not."""
         return int(sizes.storage / self.storage_ratio)
 
-    def settings(self, sizes: TierBytes) -> ModelSettings:
-        """Return the settings of a replay without bytes at these sizes, those of the device by rank."""
-        return ModelSettings(
-            name=self.name,
-            sized=self.sized,
-            retention=self.retention,
+    def plan(self, sizes: TierBytes) -> ReplayPlan:
+        """Return the plan of a replay without bytes at these sizes, those of the device by rank."""
+        plan = ReplayPlan.of_model(
+            self.name,
+            self.sized,
+            self.retention,
             device_bytes=sizes.device * (1 if self.is_replicated else self.devices),
             host_bytes=sizes.host,
             storage="memory:" if sizes.storage else None,
             storage_bytes=self.stored_page_bytes(sizes) or None,
-            with_bytes=False,
-            policies=self.policies,
-            engines=self.engines,
         )
+        return replace(plan, with_bytes=False, engines=self.engines)
 
     def fitting(self, sweep: Sequence[TierBytes], named: Collection[str]) -> list[TierBytes]:
         """Return the combinations in which the model's prompts fit; ``named`` tiers have sizes that a user gave.
@@ -108,7 +99,7 @@ class PlannedModel:
         refused: list[tuple[TierBytes, ConfigError]] = []
         for sizes in sweep:
             try:
-                _ = self.settings(sizes)
+                _ = self.plan(sizes)
                 found.append(sizes)
             except ConfigError as error:
                 refused.append((sizes, error))

@@ -1,26 +1,22 @@
 """Hits of one combination of tier sizes: for each request how far its prompt could be resumed, tier by tier."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from unified_cache.core.config import EvictionPolicy, WritePolicy
 from unified_cache.core.errors import ConfigError
 from unified_cache.core.hits import Hits
 from unified_cache.core.tier_sizes import component_bytes
+from unified_cache.sizing.plan.lru_stack import LruStack
 from unified_cache.sizing.plan.resume_points import NEVER, ResumePoints, StoreFootprint
-from unified_cache.sizing.replay.lru_stack import LruStack
-from unified_cache.sizing.replay.plan import ReplayPlan, ReplayPolicies
-from unified_cache.sizing.replay.trace_pages import Counts, TracePages
+from unified_cache.sizing.plan.trace_pages import Counts, TracePages
+from unified_cache.sizing.replay.plan import ReplayPlan
 from unified_cache.storage_backends.protocol import BATCH_OBJECTS
 
 PASSES_MAX = 8
 """Passes kept: each holds some 100 bytes for every run of pages asked for again."""
-
-ServePlan = Callable[[ReplayPlan], Sequence[Hits]]
-"""Serves the trace by a cache of a plan; returns the pages handed back of each request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +81,7 @@ class LruHits:
         self._check(plan)
         if plan.engines > 1:
             return self._several_ends(plan)
-        device, memory = plan.device_pages, _memory_pages(plan)
+        device, memory = plan.config.device_pages, _memory_pages(plan)
         seen = self._pass(plan, device[0])
         resumed = seen.points
         if resumed is None:
@@ -94,17 +90,9 @@ class LruHits:
             alive = _alive(resumed, memory, self._store_bytes(plan))
             device_ends = _last(resumed, alive & _in_memory(resumed, device))
             memory_ends = np.maximum(device_ends, _last(resumed, alive & _in_memory(resumed, memory)))
-        return self.with_storage(plan, device_ends, memory_ends)
-
-    def with_storage(self, plan: ReplayPlan, device_ends: Counts, memory_ends: Counts) -> TierEnds:
-        """Return the hits of memory, whatever its policies, with what storage adds, and what is moved for them.
-
-        A store evicts the least recently used under every plan, and is given every prompt.
-        """
-        # A tier holds as much of Full as under lru, but at least what is resumed from it.
-        stack = self._pass(plan, plan.device_pages[0]).stack
-        device_full = np.maximum(device_ends, stack.ends(plan.device_pages[0]))
-        memory_full = np.maximum(memory_ends, stack.ends(_memory_pages(plan)[0]))
+        # A tier holds as much of Full as its stack, but at least what is resumed from it.
+        device_full = np.maximum(device_ends, seen.stack.ends(device[0]))
+        memory_full = np.maximum(memory_ends, seen.stack.ends(memory[0]))
         return self._with_storage(plan, (device_ends, memory_ends), (device_full, memory_full))
 
     def _with_storage(
@@ -133,27 +121,15 @@ class LruHits:
             device_ends[number::count], memory_ends[number::count] = ends.device, ends.host
         return self._with_storage(plan, (device_ends, memory_ends), (device_ends, memory_ends))
 
-    def check_trace(self, plan: ReplayPlan) -> None:
-        """Refuse a plan that this trace does not answer for, whatever it evicts."""
+    def _check(self, plan: ReplayPlan) -> None:
+        """Refuse a plan that this trace does not answer for."""
         if plan.layout.page_size != self.trace.page_size:
             raise ConfigError(
                 f"the pages of the trace have {self.trace.page_size} tokens, found {plan.layout.page_size}"
             )
-        if plan.policies.write is not WritePolicy.ON_CALL:
-            raise ConfigError(
-                f"a plan backs prompts up once served, found the write policy {plan.policies.write.value}"
-            )
-
-    def _check(self, plan: ReplayPlan) -> None:
-        self.check_trace(plan)
         if plan.engines > 1 and len(plan.layout.components) > 1:
             raise ConfigError(
                 f"a plan for windows or states is that of one engine, found {plan.engines}: replay --engines runs them"
-            )
-        policies = plan.policies
-        if {policies.device, policies.host} != {EvictionPolicy.LRU}:
-            raise ConfigError(
-                f"distances in a stack are those of lru, found {policies.device.value} and {policies.host.value}"
             )
 
     def _stored_ends(self, plan: ReplayPlan) -> Counts:
@@ -161,7 +137,7 @@ class LruHits:
 
         A prompt longer than the host goes to storage, and from there to the device, in pieces.
         """
-        seen, memory = self._pass(plan, plan.device_pages[0]), _memory_pages(plan)
+        seen, memory = self._pass(plan, plan.config.device_pages[0]), _memory_pages(plan)
         store_bytes = self._store_bytes(plan)
         if seen.points is None:
             batch_pages, page_bytes = _batch_pages(plan), plan.stored_bytes()[0]
@@ -203,13 +179,13 @@ class LruHits:
             missing(each, total_ends, memory_full, memory_ends) for each in (page_bytes, page_objects)
         )
         store_pages = self._store_bytes(plan) // max(plan.stored_bytes()[0], 1)
-        cut = plan.device_pages[0]
+        cut = plan.config.device_pages[0]
         stored_before = self._pass(plan, cut).stack.hit_pages(min(store_pages, NEVER))
         pages_counts = np.minimum(self.trace.pages_counts, cut)
         written_pages = [int(pages_counts.sum()) - stored_before]
-        tail_pages = max(1, -(-plan.retention.tail_tokens // plan.layout.page_size))
+        tail_pages = max(1, -(-plan.config.retention.tail_tokens // plan.layout.page_size))
         for span in spans:
-            kept = np.minimum(pages_counts, span + tail_pages - 1) + plan.retention.branches * span
+            kept = np.minimum(pages_counts, span + tail_pages - 1) + plan.config.retention.branches * span
             written_pages.append(int(np.minimum(kept, pages_counts).sum()))
         written, written_objects = (
             sum(pages * of_page for pages, of_page in zip(written_pages, each, strict=True))
@@ -232,53 +208,21 @@ class LruHits:
             stack = LruStack.of(trace)
             spans = [component.span for component in plan.layout.components[1:]]
             stored = StoreFootprint(plan.stored_bytes(), _batch_pages(plan))
-            points = ResumePoints.of(trace, stack, spans, plan.retention, stored) if spans else None
+            points = ResumePoints.of(trace, stack, spans, plan.config.retention, stored) if spans else None
             self._passes[cut] = TracePass(stack, points)
         return self._passes[cut]
 
 
-class PolicyHits(LruHits):
-    """Hits under policies that have no stack: each size of device and host memory is replayed, once.
-
-    What storage adds follows from the prompts, since a store evicts the least recently used under every plan. Windows
-    are taken to be made where they would be under lru.
-    """
-
-    def __init__(self, trace: TracePages, serve: ServePlan) -> None:
-        """``serve`` replays the requests of ``trace``."""
-        super().__init__(trace)
-        self._serve = serve
-        self._replayed: dict[tuple[tuple[int, ...], ...], Sequence[Hits]] = {}
-        """By the pages of the device and of the host."""
-
-    @property
-    def replays_count(self) -> int:
-        """Replays so far."""
-        return len(self._replayed)
-
-    def ends(self, plan: ReplayPlan) -> TierEnds:
-        """Return the hits under a plan."""
-        self.check_trace(plan)
-        if plan.engines > 1:
-            raise ConfigError(f"a plan for policies without a stack is that of one engine, found {plan.engines}")
-        memory = (plan.device_pages, plan.host_pages)
-        if memory not in self._replayed:
-            self._replayed[memory] = self._serve(replace(plan, storage=None, storage_bytes=None))
-        device_ends = np.array([hit.device for hit in self._replayed[memory]], np.int64)
-        memory_ends = np.array([hit.total for hit in self._replayed[memory]], np.int64)
-        return self.with_storage(replace(plan, policies=ReplayPolicies()), device_ends, memory_ends)
-
-
 def _memory_pages(plan: ReplayPlan) -> tuple[int, ...]:
     """Return by component the pages of device and host memory together: the larger has what the other has."""
-    return tuple(max(pair) for pair in zip(plan.device_pages, plan.host_pages, strict=True))
+    return tuple(max(pair) for pair in zip(plan.config.device_pages, plan.config.host_pages, strict=True))
 
 
 def _batch_pages(plan: ReplayPlan) -> int:
     """Return the pages of Full that one call to a store takes."""
     objects = sum(pool.page_bytes > 0 for pool in plan.layout.components[0].pools)
     pages = max(1, BATCH_OBJECTS // max(objects, 1))  # no object of a page that only windows are kept of
-    return min(pages, plan.host_pages[0] or pages)
+    return min(pages, plan.config.host_pages[0] or pages)
 
 
 def _alive(points: ResumePoints, memory: tuple[int, ...], store_bytes: int) -> npt.NDArray[np.bool_]:

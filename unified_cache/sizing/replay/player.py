@@ -37,7 +37,7 @@ class Player:
         self.cache = cache
         self._engine = engine
         self._pending: Operation | NotStarted | None = None
-        self._backs_up_itself = plan.policies.write is WritePolicy.ON_CALL
+        self._backs_up_itself = plan.config.write is WritePolicy.ON_CALL
         self.missed: MissedTokens | None = Counter() if plan.explains else None
         """Missed tokens by reason."""
         self.wrong_pages = 0
@@ -49,11 +49,12 @@ class Player:
     def open(cls, plan: ReplayPlan, storage: Store | None) -> Self:
         """Allocate the tiers of one engine over a store, which the player closes."""
         layout, config = plan.layout, plan.config
-        identity = Identity(plan.subject, dtype="uint8")
+        subject = "unified-cache replay" if plan.model is None else f"unified-cache replay of {plan.model}"
+        identity = Identity(subject, dtype="uint8")
         if not plan.with_bytes:
             cache = UnifiedCache.assemble(layout, config, NoBytes(), InlineWorkers(), identity, storage)
             return cls(plan, cache, None)
-        engine = OracleEngine.allocate(layout, plan.device_pages)
+        engine = OracleEngine.allocate(layout, config.device_pages)
         cache = UnifiedCache.open(layout, config, engine.pools, identity=identity, storage=storage)
         return cls(plan, cache, engine)
 
@@ -114,7 +115,7 @@ class Player:
         tokens = request.tokens()
         if not self.plan.padded:
             tokens = tokens[: request.input_length]
-        return self.cache.prompt(tokens, whole=True).head(self.plan.device_pages[0])
+        return self.cache.prompt(tokens, whole=True).head(self.plan.config.device_pages[0])
 
     def _moved(self) -> tuple[list[int], ...]:
         """Return by component the pages that have come from storage, and to the device, so far."""

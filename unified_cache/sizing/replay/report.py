@@ -1,20 +1,13 @@
 """A replay for people: hits by tier, by component, what was missed and why, and the run as a chart."""
 
-from collections.abc import Iterator, Mapping, Sequence
-
-import numpy as np
-import numpy.typing as npt
+from collections.abc import Iterator, Mapping
+from itertools import accumulate
 
 from unified_cache.core.byte_sizes import bytes_text
 from unified_cache.sizing.replay.result import ReplayResult
 from unified_cache.sizing.replay.trace import BLOCK_TOKENS
-from unified_cache.sizing.report.charts import BandChart, BarChart, Chart, Hue, Series, Unit, tier_series
+from unified_cache.sizing.report.charts import BandChart, Hue, Series, Unit, tier_series
 from unified_cache.sizing.report.page import Page, TableSection
-
-SMOOTH_WINDOWS = 3
-"""Windows averaged into one point: single windows of a trace jump with the luck of a few long prompts."""
-
-_Floats = npt.NDArray[np.float64]
 
 
 def page_of(result: ReplayResult) -> Page:
@@ -24,7 +17,7 @@ def page_of(result: ReplayResult) -> Page:
     tables = (tier_table(result), component_table(result), miss_table(result))
     run = [
         (name, bytes_text(int(value)) if name.endswith("_bytes") and value.isdigit() else value)
-        for name, value in _flat({"trace": result.trace, **result.settings.as_json(), **result.environment})
+        for name, value in _flat({"trace": result.trace, **result.plan.as_json(), **result.environment})
     ]
     return Page(
         title=f"Replay of {result.trace}",
@@ -33,7 +26,7 @@ def page_of(result: ReplayResult) -> Page:
         alarm=f"{result.wrong_pages:,} pages held wrong bytes, {result.leaked_slots:,} slots leaked: this is a bug."
         if wrong
         else "",
-        charts=list(_charts(result)),
+        charts=[_over_the_run(result)] if len(result.series) > 1 else [],
         tables=[table for table in tables if table is not None],
         notes=notes,
         settings=run,
@@ -42,9 +35,10 @@ def page_of(result: ReplayResult) -> Page:
 
 def headline(result: ReplayResult) -> str:
     """Return one sentence: the share of tokens by tier, the most that could be had, and tiers without hits."""
-    hit, seen = f"{result.token_hit_ratio:.2%}", f"{result.tokens.seen_ratio:.2%}"
+    served = result.served
+    hit, seen = f"{served.token_hit_ratio:.2%}", f"{served.seen_token_ratio:.2%}"
     most = "all that had been asked for before" if hit == seen else f"{seen} had been asked for before"
-    ratios = {tier: result.tokens.ratios()[tier] for tier in _present_tiers(result)}
+    ratios = {tier: served.token_ratios()[tier] for tier in _present_tiers(result)}
     said = f"{hit} of the tokens asked for were handed back; {most}."
     if len(ratios) > 1:
         tiers = ", ".join(f"{tier} {ratio:.2%}" for tier, ratio in ratios.items())
@@ -57,16 +51,16 @@ def headline(result: ReplayResult) -> str:
 
 def tier_table(result: ReplayResult) -> TableSection:
     """Return a row for each tier there is, fastest first, and one for all together."""
-    plan, moved = result.settings.plan, result.bytes_moved
-    device_pages, host_pages = (pages[0] * plan.engines for pages in (plan.device_pages, plan.host_pages))
-    cap_bytes = result.settings.storage_bytes
+    plan, moved, served = result.plan, result.bytes_moved, result.served
+    device_pages, host_pages = (pages[0] * plan.engines for pages in (plan.config.device_pages, plan.config.host_pages))
+    cap_bytes = plan.true_storage_bytes
     capacity = "no cap" if cap_bytes is None else bytes_text(cap_bytes)
     tiers = {
         "device": (f"{device_pages:,}", moved["load"], moved["backup"]),
         "host": (f"{host_pages:,}", moved["backup"] + moved["prefetch"], moved["load"] + moved["store"]),
         "storage": (capacity, moved["store"], moved["prefetch"]),
     }
-    hits, ratios = result.tokens.hits, result.tokens.ratios()
+    hits, ratios = served.hit_tokens, served.token_ratios()
     rows: list[tuple[str, ...]] = []
     for tier in _present_tiers(result):
         pages, in_bytes, out_bytes = tiers[tier]
@@ -74,7 +68,7 @@ def tier_table(result: ReplayResult) -> TableSection:
         share = tokens / hits.total if hits.total else 0.0
         cells = (f"{tokens:,}", f"{ratios[tier]:.2%}", f"{share:.1%}")
         rows.append((tier, pages, *cells, bytes_text(in_bytes), bytes_text(out_bytes)))
-    total = (f"{hits.total:,}", f"{result.token_hit_ratio:.2%}")
+    total = (f"{hits.total:,}", f"{served.token_hit_ratio:.2%}")
     rows.append(("all", "", *total, f"{min(1, hits.total):.1%}", "", ""))
     columns = ("tier", "pages or cap", "hit tokens", "hit ratio", "share", "bytes in", "bytes out")
     return TableSection("By tier", columns, rows, has_total=True)
@@ -104,7 +98,7 @@ def miss_table(result: ReplayResult) -> TableSection | None:
     total = sum(result.missed.values())
     counts = [(why.value, component, tokens) for (component, why), tokens in result.missed.items()]
     rows = [
-        (text, component, f"{count:,}", f"{count / total:.1%}", f"{count / result.tokens.asked:.2%}")
+        (text, component, f"{count:,}", f"{count / total:.1%}", f"{count / result.served.tokens:.2%}")
         for text, component, count in [*counts, ("all", "", total)]
     ]
     columns = ("missed because", "component", "tokens", "of missed", "of asked")
@@ -113,19 +107,14 @@ def miss_table(result: ReplayResult) -> TableSection | None:
 
 def verdict(result: ReplayResult) -> list[str]:
     """Return a few lines: requests, speed, and whether every byte was right."""
+    served = result.served
     lines = [
-        f"{result.requests:,} requests, {result.tokens.asked:,} tokens in {result.seconds:.1f} s: "
+        f"{served.requests:,} requests, {served.tokens:,} tokens in {result.seconds:.1f} s: "
         f"{result.requests_per_s:,.0f} requests/s",
-        f"{result.block_hit_ratio:.2%} of {_number(result.blocks)} blocks of {BLOCK_TOKENS} tokens; "
-        f"a cache that never evicts: {result.seen_ratio:.2%}",
+        f"{served.block_hit_ratio:.2%} of {_number(result.blocks)} blocks of {BLOCK_TOKENS} tokens; "
+        f"a cache that never evicts: {served.seen_block_ratio:.2%}",
     ]
-    lines += _reference_lines(result)
-    if result.apart is not None:
-        lines.append(
-            f"{result.settings.plan.engines} engines over one store: hit ratio {result.token_hit_ratio:.2%}; "
-            f"over private stores of the same total size: {result.apart.token_hit_ratio:.2%}"
-        )
-    if result.settings.plan.with_bytes:
+    if result.plan.with_bytes:
         lines.append(
             f"{result.pages_verified:,} pages verified, {result.wrong_pages:,} wrong, "
             f"{result.leaked_slots:,} slots leaked"
@@ -134,26 +123,12 @@ def verdict(result: ReplayResult) -> list[str]:
         lines.append(f"no payload moved: bytes are what would have; {result.leaked_slots:,} slots leaked")
     moved = [component.moved_pages for component in result.components]
     unstored = sum(pages["backup"] - pages["store"] for pages in moved)
-    if result.settings.plan.storage is not None and unstored:
+    if result.plan.storage is not None and unstored:
         lines.append(f"{unstored:,} pages were backed up and not stored: the store had no room for them")
     lines += _spare_lines(result)
     if result.flawed_pages:
         lines.append(f"{result.flawed_pages:,} pages came damaged from storage, and were refused")
     return lines
-
-
-def _reference_lines(result: ReplayResult) -> list[str]:
-    """Return lines on the hits of the references, and their memory; empty where there are none."""
-    if result.references is None or not result.pages:
-        return []
-    each = " of each engine" if len(result.engines) > 1 else ""
-    whole = " of full attention" if len(result.components) > 1 else ""
-    shown = (("lru", "lru", "the largest tier"), ("clairvoyant", "at best", "all tiers"))
-    return [
-        f"{name} with {result.references[key].capacity_pages:,} pages{whole} ({tiers}{each}): "
-        f"{result.references[key].hit_pages / result.pages:.2%} of the blocks"
-        for key, name, tiers in shown
-    ]
 
 
 def _spare_lines(result: ReplayResult) -> list[str]:
@@ -172,7 +147,7 @@ def _spare_lines(result: ReplayResult) -> list[str]:
 
 def _present_tiers(result: ReplayResult) -> list[str]:
     """Return the tiers that the run had, fastest first."""
-    plan = result.settings.plan
+    plan = result.plan
     return ["device", *(["host"] if plan.has_host else []), *(["storage"] if plan.storage is not None else [])]
 
 
@@ -180,50 +155,19 @@ def _number(count: float) -> str:
     return f"{count:,.1f}" if count % 1 else f"{count:,.0f}"
 
 
-def _charts(result: ReplayResult) -> list[Chart]:
-    tiers = _present_tiers(result)
-    charts: list[Chart] = [_over_the_run(result, tiers)]
-    if len(result.engines) > 1:
-        ratios = [engine.tokens.ratios() for engine in result.engines]
-        names = [f"engine {number}" for number in range(len(ratios))]
-        series = tier_series(tiers, ratios)
-        charts.append(BarChart("Share of the tokens handed back, by engine", Unit.RATIO, names, series))
-    return charts
-
-
-def _over_the_run(result: ReplayResult, tiers: Sequence[str]) -> BandChart:
-    """Return the smoothed ratios over the run, to both ends: by tier, and of what had been asked for before."""
+def _over_the_run(result: ReplayResult) -> BandChart:
+    """Return the ratios over the run: by tier, and of what had been asked for before."""
     series = result.series
-    asked = [window.tokens.asked for window in series]
-    times = [window.timestamp_ms for window in series]
-    times = [times[0], *times, times[-1]] if times and times[-1] > 0 else []
+    ends = list(accumulate(window.requests for window in series))
     return BandChart(
         title="Share of the tokens handed back, over the run",
         unit=Unit.RATIO,
         position_name="request",
-        positions=[0.0, *((window.start + window.end) / 2 for window in series), float(result.requests)],
-        position_notes=[f"minute {time_ms / 60_000:,.1f} of the trace" for time_ms in times],
-        bands=[
-            Series(tier, Hue(tier), _ratios([window.tokens.hits.by_tier()[tier] for window in series], asked))
-            for tier in tiers
-        ],
-        bound=Series("asked for before", Hue.PLAIN, _ratios([window.tokens.seen for window in series], asked)),
+        positions=[end - window.requests / 2 for end, window in zip(ends, series, strict=True)],
+        position_notes=[f"minute {window.timestamp_ms / 60_000:,.1f} of the trace" for window in series],
+        bands=tier_series(_present_tiers(result), [window.token_ratios() for window in series]),
+        bound=Series("asked for before", Hue.PLAIN, [window.seen_token_ratio for window in series]),
     )
-
-
-def _ratios(counts: Sequence[int], asked: Sequence[int]) -> list[float]:
-    """Return smoothed shares, one more at both ends; a single point becomes a plateau."""
-    whole = _smooth(asked)
-    whole[whole == 0] = 1
-    smooth: list[float] = np.pad(_smooth(counts) / whole, 1, mode="edge").tolist()
-    return smooth
-
-
-def _smooth(counts: Sequence[int]) -> _Floats:
-    """Sum neighbouring windows; at the ends, those there are."""
-    kernel = np.ones(min(SMOOTH_WINDOWS, len(counts)))
-    smooth: _Floats = np.convolve(np.array(counts, np.float64), kernel, mode="same")
-    return smooth
 
 
 def _flat(values: Mapping[str, object], before: str = "") -> Iterator[tuple[str, str]]:

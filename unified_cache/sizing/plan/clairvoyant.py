@@ -14,7 +14,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from unified_cache.sizing.replay.trace_pages import Counts, TracePages
+from unified_cache.sizing.plan.trace_pages import Counts, TracePages
 
 
 @dataclass(frozen=True, slots=True)

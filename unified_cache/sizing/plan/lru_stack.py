@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from unified_cache.sizing.replay.trace_pages import Counts, PageRuns, TracePages
+from unified_cache.sizing.plan.trace_pages import Counts, PageRuns, TracePages
 
 
 @dataclass(frozen=True, slots=True)
