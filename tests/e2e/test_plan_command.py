@@ -106,6 +106,6 @@ def test_an_interrupted_plan_shows_what_it_had() -> None:
             raise KeyboardInterrupt
 
     sweep = [TierBytes(4 * GIB, host * GIB, 0) for host in (0, 8, 32)]
-    result = Planner(BUNDLED, 60, MODEL, HARDWARE["h100"]).plan(sweep, interrupt)
+    result = Planner(BUNDLED.name, read_trace(BUNDLED, 60), MODEL, HARDWARE["h100"]).plan(sweep, interrupt)
     assert (len(result.points), result.is_complete) == (2, False)
     assert "interrupted: not all combinations" in page_of(result).alarm

@@ -6,16 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Group
-from rich.live import Live
-from rich.progress import BarColumn, Progress, TextColumn
-from rich.table import Table
-from rich.text import Text
 
 from unified_cache.cli.options import JsonOptions
 from unified_cache.cli.report_page import page_writer, print_page
 from unified_cache.cli.samples import samples_directory
-from unified_cache.cli.text import WIDTH_MIN, LineConsole, console_on, printable
+from unified_cache.cli.text import WIDTH_MIN, console_on
 from unified_cache.core.errors import CacheError
 from unified_cache.core.extras import import_with_extra
 
@@ -31,7 +26,6 @@ DEFAULT_QUESTIONS = (
     "Which license is this?",
     "What must I do when I redistribute the work?",
 )
-REFRESH_PER_SECOND = 10
 
 demo_app = typer.Typer(rich_markup_mode="markdown")
 
@@ -72,7 +66,6 @@ class DemoCommand(JsonOptions):
     ] = None
     question: Annotated[list[str] | None, typer.Option(help="Ask this; may be given several times.")] = None
     document_tokens: Annotated[int, typer.Option(min=1, help="Tokens of the document at most.")] = 2048
-    answer_tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer at most.")] = 24
     report: Annotated[Path, typer.Option(metavar="DIR", help="Write page and picture there.")] = Path(
         "unified-cache-demo"
     )
@@ -90,16 +83,11 @@ class DemoCommand(JsonOptions):
         write_page = page_writer(self.report)
         document = self.document or samples_directory() / DEFAULT_DOCUMENT
         questions = self.question or (QUESTIONS if self.document else DEFAULT_QUESTIONS)
-        settings = demo.DemoSettings(
-            document, tuple(questions), self.model, self.storage, self.document_tokens, self.answer_tokens
-        )
+        settings = demo.DemoSettings(document, tuple(questions), self.model, self.storage, self.document_tokens)
         console = console_on(sys.stdout)
         console.quiet = self.as_json
-        screen = Screen(console)
-        with Live(
-            get_renderable=screen.picture, console=console, transient=True, refresh_per_second=REFRESH_PER_SECOND
-        ):
-            result: DemoResult = demo.run_demo(settings, screen)
+        with console.status("the model reads and answers"):
+            result: DemoResult = demo.run_demo(settings, console.print_line)
         page = picture.page_of(result)
         if not self.shown_as_json("demo", result.as_json()):
             print_page(page, WIDTH_MIN)
@@ -108,70 +96,6 @@ class DemoCommand(JsonOptions):
             sys.stderr.write(f"picture: {image}\n")
         if result.findings:
             raise CacheError(result.verdict)
-
-
-class Screen:
-    """A demo on a terminal: the waits so far, the answer that comes, and how far its prompt is. In a pipe, lines."""
-
-    def __init__(self, console: LineConsole) -> None:
-        self._console = console
-        self._question = self._answer = ""
-        self._result: DemoResult | None = None
-        self._bar = Progress(TextColumn("  computing the prompt"), BarColumn(), TextColumn("{task.completed} tokens"))
-        self._task = self._bar.add_task("", total=None, visible=False)
-
-    def phase(self, number: int, text: str) -> None:
-        """Print the text of a phase that begins."""
-        self._console.print_line(f"{number}. {text}", "bold")
-
-    def asked(self, question: str) -> None:
-        """Begin an answer."""
-        self._question, self._answer = question, ""
-        self._bar.reset(self._task, total=None, visible=False)
-
-    def computed(self, tokens: int, total_tokens: int) -> None:
-        """Move the bar."""
-        self._bar.update(self._task, completed=tokens, total=total_tokens, visible=tokens < total_tokens)
-
-    def words(self, text: str) -> None:
-        """Add words to the answer."""
-        self._answer += text
-
-    def answered(self, result: "DemoResult") -> None:
-        """Leave question, answer and its wait on the terminal."""
-        if self._result is None or len(result.steps) > len(self._result.steps):
-            answer = result.steps[-1].answer
-            source = f"from {answer.main_source}" if answer.reused_tokens else "computed"
-            self._console.print_line(f"   > {answer.question}")
-            self._console.print_line(f"   {' '.join(answer.text.split())}")
-            self._console.print_line(
-                f"   {answer.first_token_s:.2f} s to the first token; {source}: "
-                f"{answer.reused_tokens:,} tokens reused, {answer.prompt_tokens['computed']:,} computed"
-                + (f"; {answer.flawed_pages} page FLAWED" if answer.flawed_pages else ""),
-                "green" if answer.reused_tokens else "yellow",
-            )
-        self._result, self._question, self._answer = result, "", ""
-
-    def picture(self) -> Group:
-        """Return what is shown below the lines: the answer under way, its bar, and the waits so far."""
-        shown: list[Text | Table | Progress] = []
-        if self._question:
-            shown.append(Text(printable(f"   > {self._question}")))
-            shown.append(Text(printable(f"   {' '.join(self._answer.split())}")))
-        shown.append(self._bar)
-        if self._result is not None:
-            shown.append(waits_table(self._result))
-        return Group(*shown)
-
-
-def waits_table(result: "DemoResult") -> Table:
-    """Return the waits so far, each with a bar of its length."""
-    table = Table.grid(padding=(0, 2))
-    longest_s = max(step.answer.first_token_s for step in result.steps)
-    for step in result.steps:
-        wait_s, source = step.answer.first_token_s, step.answer.main_source
-        table.add_row(f"   {step.name}", f"{wait_s:.2f} s", source, "━" * max(1, round(40 * wait_s / longest_s)))
-    return table
 
 
 demo_app.command("demo", epilog=DEMO_EPILOG)(DemoCommand)

@@ -22,12 +22,10 @@ from unified_cache.cli.report_page import page_writer, print_page
 from unified_cache.core.config import Retention
 from unified_cache.core.errors import ConfigError
 from unified_cache.core.extras import import_with_extra
-from unified_cache.core.hits import Hits
 from unified_cache.sizing.plan.hardware import Hardware, hardware_named, read_hardware
 from unified_cache.sizing.plan.planner import Planner, ServePlan
 from unified_cache.sizing.plan.report import page_of
 from unified_cache.sizing.plan.sweep import TIERS, PlannedModel, combinations, parse_sweeps
-from unified_cache.sizing.replay.plan import ReplayPlan
 
 PLAN_EPILOG = """**Examples**
 
@@ -103,26 +101,19 @@ class PlanCommand(JsonOptions):
         named = [tier for tier in TIERS if any(text.strip().startswith(f"{tier}=") for text in (self.sweep or ()))]
         sweep = model.fitting(combinations(parse_sweeps(self.sweep or ())), named)
         write_page = page_writer(self.report)
-        serve = self._served() if self.check else None
+        serve: ServePlan | None = None
+        if self.check:
+            serve = import_with_extra("unified_cache.sizing.replay.runner", "engine", "--check").served_hits
+        requests = read_watched(self.trace, self.limit)
         with watched(sys.stderr, "plan", len(sweep) + self.check, "combinations") as on_progress:
-            result = Planner(self.trace, self.limit, model, hardware).plan(sweep, on_progress, self.check, serve)
+            planner = Planner(self.trace.name, requests, model, hardware)
+            result = planner.plan(sweep, on_progress, self.check, serve)
         page = page_of(result)
         if not self.shown_as_json("plan", result.as_json()):
             print_page(page)
         write_page(page)
         if not result.is_complete:
             raise KeyboardInterrupt(f"plan had {len(result.points):,} of {len(sweep):,} combinations, shown above")
-
-    def _served(self) -> ServePlan:
-        """Return what replays the trace."""
-        runner = import_with_extra("unified_cache.sizing.replay.runner", "engine", "--check")
-        requests = read_watched(self.trace, self.limit)
-
-        def serve(plan: ReplayPlan) -> list[Hits]:
-            hits: list[Hits] = runner.served_hits(plan, requests)
-            return hits
-
-        return serve
 
 
 def _hardware(name: str, active_parameters: float | None) -> Hardware:

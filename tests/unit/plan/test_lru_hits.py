@@ -14,7 +14,6 @@ from unified_cache.core.errors import ConfigError, TraceError
 from unified_cache.core.hits import Hits
 from unified_cache.core.seal import HEADER_BYTES
 from unified_cache.sizing.plan.clairvoyant import FutureUses
-from unified_cache.sizing.plan.lru_stack import LruStack
 from unified_cache.sizing.plan.resume_points import NEVER
 from unified_cache.sizing.plan.tier_hits import LruHits
 from unified_cache.sizing.plan.trace_pages import TracePages
@@ -142,19 +141,6 @@ def test_what_has_no_stack_is_refused() -> None:
         hits.ends(dataclasses.replace(model_plan("gpt-oss-120b", 2, 0, 0), engines=4))
     with pytest.raises(ConfigError, match="found 64"):
         hits.ends(plan_of(64, 100, 0, None))
-
-
-def test_equal_ids_after_other_blocks_are_other_pages() -> None:
-    first, second = (TraceRequest(at, 1024, 1, ids) for at, ids in ((0.0, (1, 3)), (1.0, (2, 3))))
-    stack = LruStack.of(TracePages.of([first, second], 512, padded=True))
-    assert stack.hit_pages(100) == 0
-
-
-def test_requests_are_taken_in_the_order_of_their_times() -> None:
-    late, early = TraceRequest(2.0, 512, 1, (1,)), TraceRequest(1.0, 1024, 1, (1, 2))
-    trace = TracePages.of([late, early], 512, padded=True)
-    assert trace.pages_counts.tolist() == [2, 1]
-    assert LruStack.of(trace).ends(10).tolist() == [0, 1]
 
 
 def test_a_trace_without_requests_is_refused() -> None:

@@ -6,22 +6,21 @@ from dataclasses import replace
 from html import unescape
 
 from tests.support.operations import present
-from unified_cache.sizing.report.charts import BandChart, BarChart, Hue, Series, Unit
+from unified_cache.sizing.report.charts import BandChart, BarChart, Series
 from unified_cache.sizing.report.html import html_of
 from unified_cache.sizing.report.page import Page, TableSection
 
 HOSTILE = "</script><script>alert(1)</script>"
 BANDS = BandChart(
     "Hits over the run",
-    Unit.RATIO,
     "request",
     [0, 5, 10],
     (),
-    [Series("device", Hue.DEVICE, [0.1, 0.2, 0.1]), Series("host", Hue.HOST, [0.2, 0.1, 0.3])],
-    Series("asked for before", Hue.PLAIN, [0.4, 0.4, 0.5]),
+    [Series("device", [0.1, 0.2, 0.1]), Series("host", [0.2, 0.1, 0.3])],
+    Series("asked for before", [0.4, 0.4, 0.5]),
 )
 SIZES = replace(BANDS, position_name="host memory", position_labels=["0 B", "1 GiB", "20 GiB"], marked=[1, 2])
-BARS = BarChart("Bytes moved", Unit.BYTES, ["backup", HOSTILE], [Series("bytes", Hue.PLAIN, [3 << 30, 0])])
+BARS = BarChart("Pages", "count", ["first", HOSTILE], [Series("host", [3, 0])])
 
 
 def page() -> Page:
@@ -41,8 +40,8 @@ def test_a_page_holds_its_figures_and_asks_for_nothing_from_elsewhere() -> None:
     text = html_of(page())
     found = present(re.search(r'<script type="application/json" id="charts">(.*?)</script>', text, re.DOTALL))
     bands, bars, sizes = json.loads(found[1])
-    assert bands["bands"][1] == {"name": "host", "hue": "host", "values": [0.2, 0.1, 0.3]}
-    assert (bars["kind"], bars["unit"], bars["parts"][0]["values"]) == ("bars", "bytes", [3 << 30, 0])
+    assert bands["bands"][1] == {"name": "host", "values": [0.2, 0.1, 0.3]}
+    assert (bars["kind"], bars["unit"], bars["parts"][0]["values"]) == ("bars", "count", [3, 0])
     assert (bands["position_labels"], bands["marked"]) == ([], [])
     assert (sizes["position_labels"], sizes["marked"]) == (["0 B", "1 GiB", "20 GiB"], [1, 2])
     assert not re.search(

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from unified_cache.core.extras import import_with_extra
 from unified_cache.sizing.demo.result import SOURCES, DemoResult, Step
-from unified_cache.sizing.report.charts import BarChart, Unit, tier_series
+from unified_cache.sizing.report.charts import BarChart, series_of
 from unified_cache.sizing.report.page import Page
 
 COLOURS = {"device": "#0072b2", "host": "#56b4e9", "storage": "#e69f00", "computed": "#7b8794", "saved": "#dfe4e9"}
@@ -26,11 +26,11 @@ def page_of(result: DemoResult) -> Page:
         charts=[
             BarChart(
                 "Time to first token, beside computing the whole prompt",
-                Unit.MILLISECONDS,
+                "milliseconds",
                 names,
-                tier_series((*SOURCES, "saved"), waits),
+                series_of((*SOURCES, "saved"), waits),
             ),
-            BarChart("Pages of the prompt, by source", Unit.COUNT, names, tier_series(SOURCES, pages)),
+            BarChart("Pages of the prompt, by source", "count", names, series_of(SOURCES, pages)),
         ],
         tables=[result.table],
         notes=[
@@ -73,7 +73,7 @@ def write_picture(page: Page, directory: Path) -> Path | None:
     figure.suptitle(page.headline, fontweight="bold")
     charts = [chart for chart in page.charts if isinstance(chart, BarChart)]
     for axes, chart in zip(figure.subplots(1, len(charts), sharey=True), charts, strict=True):
-        is_time = chart.unit is Unit.MILLISECONDS
+        is_time = chart.unit == "milliseconds"
         left = [0.0] * len(chart.categories)
         for part in chart.parts:
             values = [value / 1e3 if is_time else value for value in part.values]

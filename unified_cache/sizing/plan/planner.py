@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 
@@ -26,7 +25,7 @@ from unified_cache.sizing.plan.sweep import TIERS, PlannedModel, TierBytes
 from unified_cache.sizing.plan.tier_hits import LruHits, TierEnds
 from unified_cache.sizing.plan.trace_pages import TracePages
 from unified_cache.sizing.replay.plan import ReplayPlan
-from unified_cache.sizing.replay.trace import OnProgress, iterate_trace
+from unified_cache.sizing.replay.trace import OnProgress, TraceRequest
 
 BOUND_SIZES = 24
 """Sizes at which the clairvoyant bound is computed; between two of them that of the larger holds."""
@@ -44,8 +43,8 @@ BUSY_SHARE_MAX = 0.9
 """Queues that are busy for more of the time are no plan to buy."""
 
 
-ServePlan = Callable[[ReplayPlan], Sequence[Hits]]
-"""Serves the trace by a cache of a plan; returns the pages handed back of each request."""
+ServePlan = Callable[[ReplayPlan, Sequence[TraceRequest]], Sequence[Hits]]
+"""Serves requests by a cache of a plan; returns the pages handed back of each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,8 +225,9 @@ class Evaluator:
 class Planner:
     """A trace, a model and the hardware that it is to run on."""
 
-    trace: Path
-    limit: int | None
+    trace: str
+    """Its name."""
+    requests: Sequence[TraceRequest]
     model: PlannedModel
     hardware: Hardware
 
@@ -244,12 +244,10 @@ class Planner:
 
         Raises:
             ConfigError: a tier is too small for the model.
-            TraceError: the trace cannot be read.
             KeyboardInterrupt: no combination was evaluated by then.
         """
         began_s = time.monotonic()
-        page_size = self.model.sized.layout.page_size
-        pages = TracePages.of(iterate_trace(self.trace, self.limit), page_size, padded=False)
+        pages = TracePages.of(self.requests, self.model.sized.layout.page_size, padded=False)
         evaluator = Evaluator(self.model, LruHits(pages), PricedSystem(self.model, self.hardware))
         points: list[PlanPoint] = []
         checked: list[Checked] = []
@@ -266,7 +264,7 @@ class Planner:
         if not points:
             raise KeyboardInterrupt
         return PlanResult(
-            trace=self.trace.name,
+            trace=self.trace,
             model=self.model,
             hardware=self.hardware,
             requests=pages.requests_count,
@@ -285,7 +283,7 @@ class Planner:
         """Replay some combinations in full, and hold each against its plan."""
         chosen = random.Random(CHECK_SEED).sample(points, min(checks, len(points)))  # noqa: S311  # no secret
         for point in chosen:
-            hits = serve(self.model.plan(point.sizes))
+            hits = serve(self.model.plan(point.sizes), self.requests)
             ratio = trace.token_ratio(np.array([hit.total for hit in hits], np.int64))
             yield Checked(point.sizes, point.hit_ratio, ratio)
 

@@ -4,7 +4,7 @@ from unified_cache.core.byte_sizes import bytes_text, size_text
 from unified_cache.sizing.plan.hardware import GIB
 from unified_cache.sizing.plan.planner import PlanResult
 from unified_cache.sizing.plan.sweep import TIERS
-from unified_cache.sizing.report.charts import BandChart, Hue, Series, Unit, tier_series
+from unified_cache.sizing.report.charts import BandChart, Series, series_of
 from unified_cache.sizing.report.page import Page, TableSection
 
 CURVE_COLUMNS = ("device", "host", "storage", "all", "at most", "TTFT p50", "p99", "cost/M tokens", "")
@@ -140,12 +140,11 @@ def _curve(result: PlanResult, tier: str) -> BandChart:
     )
     return BandChart(
         title=f"Share of the tokens handed back, by size of {NAMES[tier]}; circles: {highlights_text}",
-        unit=Unit.RATIO,
         position_name=NAMES[tier],
         positions=[size / GIB for size in sizes],
         position_notes=highlights,
-        bands=tier_series(TIERS, [point.tier_ratios for point in curve]),
-        bound=Series("clairvoyant", Hue.PLAIN, [point.bound_ratio for point in curve]),
+        bands=series_of(TIERS, [point.tier_ratios for point in curve]),
+        bound=Series("clairvoyant", [point.bound_ratio for point in curve]),
         position_labels=[bytes_text(size) for size in sizes],
         marked=[number for number, highlight in enumerate(highlights) if highlight],
     )

@@ -7,8 +7,7 @@ A page has a number for its tokens and all before them. Equal hash ids stand for
 the number follows from the id of the block in which the page ends, and from the place of that end in the block.
 """
 
-from array import array
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -20,9 +19,6 @@ from unified_cache.sizing.replay.trace import TraceRequest
 Numbers = npt.NDArray[np.int32]
 Counts = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
-
-NO_BLOCK = -1
-"""Value before the first block of a prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,41 +52,26 @@ class TracePages:
     """Tokens of each prompt, shape (requests,)."""
 
     @classmethod
-    def of(cls, requests: Iterable[TraceRequest], page_size: int, *, padded: bool) -> "TracePages":
-        """Number the pages of requests, which are read once and not kept, in the order of their timestamps.
+    def of(cls, requests: Sequence[TraceRequest], page_size: int, *, padded: bool) -> "TracePages":
+        """Number the pages of requests as ``read_trace`` returns them: ordered, their blocks numbered from 0.
 
-        Their blocks are of one size and numbered from 0, as ``iterate_trace`` yields them. ``padded`` counts a prompt's
-        last block as a whole one, as block-level figures do.
+        ``padded`` counts a prompt's last block as a whole one, as block-level figures do.
         """
-        block_tokens = 0
-        ids, lengths = array("i"), array("i")
-        times, inputs = array("d"), array("q")
-        for request in requests:
-            block_tokens = request.block_tokens
-            ids.extend(request.hash_ids)
-            lengths.append(len(request.hash_ids))
-            times.append(request.timestamp / 1000)
-            inputs.append(request.input_length)
-        if not lengths:
+        if not requests:
             raise TraceError("a plan needs a trace of at least one request, found none")
-        times_s = np.array(times, np.float64)
-        order = np.argsort(times_s, kind="stable")
-        lengths_blocks = np.array(lengths, np.int64)
-        blocks = np.array(ids, np.int32)
-        if (order[1:] < order[:-1]).any():
-            blocks = blocks[_joined_ranges(_starts(lengths_blocks)[:-1][order], lengths_blocks[order])]
-            lengths_blocks = lengths_blocks[order]
-        inputs_tokens = np.array(inputs, np.int64)[order]
-        counted_tokens = lengths_blocks * block_tokens if padded else inputs_tokens
-        pages_counts = counted_tokens // page_size
-        numbers, distinct_count = _page_numbers(blocks, lengths_blocks, block_tokens, pages_counts, page_size)
+        block_tokens = requests[0].block_tokens
+        lengths = np.array([len(request.hash_ids) for request in requests], np.int64)
+        blocks = np.concatenate([np.array(request.hash_ids, np.int32) for request in requests])
+        input_tokens = np.array([request.input_length for request in requests], np.int64)
+        pages_counts = (lengths * block_tokens if padded else input_tokens) // page_size
+        numbers, distinct_count = _page_numbers(blocks, lengths, block_tokens, pages_counts, page_size)
         return cls(
             page_size=page_size,
             starts=_starts(pages_counts),
             numbers=numbers,
             distinct_count=distinct_count,
-            times_s=times_s[order],
-            input_tokens=inputs_tokens,
+            times_s=np.array([request.timestamp / 1000 for request in requests], np.float64),
+            input_tokens=input_tokens,
         )
 
     @property
@@ -194,7 +175,6 @@ def _page_numbers(
     if not len(blocks):
         return np.empty(0, np.int32), 0
     depths = _joined_ranges(np.zeros(len(lengths), np.int64), lengths)
-    blocks = _one_prefix_each(blocks, lengths)
     # Pages that end before a block, and in it: those of a block depend on how deep it stands unless one size divides
     # the other.
     ended = depths * block_tokens // page_size
@@ -209,27 +189,3 @@ def _page_numbers(
     is_used[numbers] = True
     dense = np.cumsum(is_used, dtype=np.int32) - 1
     return dense[numbers], int(is_used.sum())
-
-
-def _one_prefix_each(blocks: Numbers, lengths: Counts) -> Numbers:
-    """Return the blocks renumbered, where need be, so that equal numbers stand after equal prefixes."""
-    before = np.empty_like(blocks)
-    before[1:] = blocks[:-1]
-    begins = _starts(lengths)[:-1]
-    before[begins[lengths > 0]] = NO_BLOCK
-    usual = np.full(int(blocks.max()) + 1, NO_BLOCK, np.int32)
-    usual[blocks] = before
-    if (usual[blocks] == before).all():
-        return blocks
-    # The trace's ids name blocks and not prefixes: walk every prompt down a trie.
-    numbers: dict[tuple[int, int], int] = {}
-    renamed = np.empty_like(blocks)
-    at = 0
-    listed = blocks.tolist()
-    for length in lengths.tolist():
-        node = NO_BLOCK
-        for index in range(at, at + length):
-            node = numbers.setdefault((node, listed[index]), len(numbers))
-            renamed[index] = node
-        at += length
-    return renamed

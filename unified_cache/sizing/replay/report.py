@@ -6,7 +6,7 @@ from itertools import accumulate
 from unified_cache.core.byte_sizes import bytes_text
 from unified_cache.sizing.replay.result import ReplayResult
 from unified_cache.sizing.replay.trace import BLOCK_TOKENS
-from unified_cache.sizing.report.charts import BandChart, Hue, Series, Unit, tier_series
+from unified_cache.sizing.report.charts import BandChart, Series, series_of
 from unified_cache.sizing.report.page import Page, TableSection
 
 
@@ -161,12 +161,11 @@ def _over_the_run(result: ReplayResult) -> BandChart:
     ends = list(accumulate(window.requests for window in series))
     return BandChart(
         title="Share of the tokens handed back, over the run",
-        unit=Unit.RATIO,
         position_name="request",
         positions=[end - window.requests / 2 for end, window in zip(ends, series, strict=True)],
         position_notes=[f"minute {window.timestamp_ms / 60_000:,.1f} of the trace" for window in series],
-        bands=tier_series(_present_tiers(result), [window.token_ratios() for window in series]),
-        bound=Series("asked for before", Hue.PLAIN, [window.seen_token_ratio for window in series]),
+        bands=series_of(_present_tiers(result), [window.token_ratios() for window in series]),
+        bound=Series("asked for before", [window.seen_token_ratio for window in series]),
     )
 
 

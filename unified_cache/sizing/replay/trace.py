@@ -6,16 +6,16 @@
 after equal prefixes. Lines that are not exactly this are refused, with file and line.
 
 A recording of a cache (``unified_cache.cache.recording``) says its ``page_size`` in each line: its blocks have that
-many tokens, and its ids are any of 63 bits, which are numbered here in the order of the lines.
+many tokens, and its ids are any of 63 bits.
 
 A trace of Alibaba's Bailian says ``chat_id`` and ``parent_chat_id`` in each line. Its timestamps are seconds, its
-blocks have 16 tokens, and equal ids may stand after different prefixes: ``read_trace`` gives those different ids.
+blocks have 16 tokens, and equal ids may stand after different prefixes.
 """
 
 import gzip
 import io
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from pathlib import Path
@@ -29,15 +29,12 @@ from unified_cache.core.files import parse_json
 BLOCK_TOKENS = 512
 """Tokens that one hash id stands for; as the Mooncake trace release says."""
 
-HASH_ID_MAX = 2**31 // BLOCK_TOKENS - 1
-"""Largest id whose ``BLOCK_TOKENS`` made-up token ids are still below 2**31."""
-
 BAILIAN_FIELDS = frozenset({"chat_id", "parent_chat_id"})
 BAILIAN_BLOCK_TOKENS = 16
 """Tokens of a block of Bailian's traces; as their release says."""
 
 NAME_MAX = 2**63 - 1
-"""Largest name of a page in a recording."""
+"""Largest id of a block: the name of a page in a recording has 63 bits."""
 
 PAGE_SIZE_MAX = 1 << 20
 """Largest page of a recording, in tokens."""
@@ -97,73 +94,46 @@ def no_progress(_done: int, _note: str) -> None:
 def read_trace(path: Path, limit: int | None = None, on_progress: OnProgress = no_progress) -> list[TraceRequest]:
     """Read a trace, or its first ``limit`` requests, line by line; sort by timestamp, equal ones as they stand.
 
-    Equal ids stand after equal prefixes, whatever the file's do. ``on_progress`` is called after each request with how
-    many were read.
+    Blocks are numbered, so that equal ids stand after equal prefixes, whatever the file's do. ``on_progress`` is
+    called after each request with how many were read.
 
     Raises:
         TraceError: the file is missing, unreadable, empty or malformed; the message says where and how.
         ConfigError: ``limit`` is not positive.
 
     """
-    requests: list[TraceRequest] = []
-    for request in iterate_trace(path, limit):
-        requests.append(request)
-        on_progress(len(requests), "")
-    requests.sort(key=attrgetter("timestamp"))
-    return _one_prefix_each(requests, path)
-
-
-def iterate_trace(path: Path, limit: int | None = None) -> Iterator[TraceRequest]:
-    """Yield the requests of a trace, or its first ``limit``, as they stand: for what keeps less of them than all."""
     if limit is not None and limit < 1:
         raise ConfigError(f"limit must be at least 1, found {limit}")
-    numbers: dict[int, int] | None = None
-    """Of names; None for a trace of Mooncake's, whose ids are numbers."""
-    block_tokens = 0
-    for count, (place, line) in enumerate(_lines(path), 1):
-        entry = _entry_of(line, place)
-        if count == 1 and ("page_size" in entry or entry.keys() >= BAILIAN_FIELDS):
-            numbers = {}
-        request = _request_of(entry, place, HASH_ID_MAX if numbers is None else NAME_MAX)
-        block_tokens = block_tokens or request.block_tokens
-        if request.block_tokens != block_tokens:
-            raise TraceError(
-                f"{place}: expected the page_size of the lines before, {block_tokens}, found {request.block_tokens}"
-            )
-        yield request if numbers is None else _numbered(request, numbers, place)
-        if count == limit:
+    requests: list[TraceRequest] = []
+    for place, line in _lines(path):
+        requests.append(_request_of(_entry_of(line, place), place))
+        first, found = requests[0].block_tokens, requests[-1].block_tokens
+        if found != first:
+            raise TraceError(f"{place}: expected the page_size of the lines before, {first}, found {found}")
+        on_progress(len(requests), "")
+        if len(requests) == limit:
             break
-    if not block_tokens:
+    if not requests:
         raise TraceError(f"{path}: expected at least one request, found an empty file")
+    requests.sort(key=attrgetter("timestamp"))
+    return _numbered(requests, path)
 
 
-def _numbered(request: TraceRequest, numbers: dict[int, int], place: str) -> TraceRequest:
-    """Number names from 0, in the order in which they come first; requests share what they shared before."""
-    ids = tuple(numbers.setdefault(block, len(numbers)) for block in request.hash_ids)
-    blocks_max = 2**31 // request.block_tokens
-    if len(numbers) > blocks_max:
-        raise TraceError(f"{place}: expected at most {blocks_max} different hash_ids, found {len(numbers)}")
-    return replace(request, hash_ids=ids)
-
-
-def _one_prefix_each(requests: list[TraceRequest], path: Path) -> list[TraceRequest]:
-    """Return the requests with a new id for each block that stands after another prefix than it did at first."""
-    new = 1 + max((block for request in requests for block in request.hash_ids), default=0)
-    usual: dict[int, int] = {}
-    others: dict[tuple[int, int], int] = {}
-    found: list[TraceRequest] = []
+def _numbered(requests: Sequence[TraceRequest], path: Path) -> list[TraceRequest]:
+    """Return the requests with a number for each block and all before it, from 0 as they come first."""
+    numbers: dict[tuple[int, int], int] = {}
+    numbered: list[TraceRequest] = []
     for request in requests:
         ids: list[int] = []
         before = -1
         for block in request.hash_ids:
-            is_usual = usual.setdefault(block, before) == before
-            before = block if is_usual else others.setdefault((before, block), new + len(others))
+            before = numbers.setdefault((before, block), len(numbers))
             ids.append(before)
-        found.append(replace(request, hash_ids=tuple(ids)) if others else request)
+        numbered.append(replace(request, hash_ids=tuple(ids)))
     blocks_max = 2**31 // requests[0].block_tokens
-    if new + len(others) > blocks_max:
-        raise TraceError(f"{path}: expected at most {blocks_max} different prefixes, found {new + len(others)}")
-    return found
+    if len(numbers) > blocks_max:
+        raise TraceError(f"{path}: expected at most {blocks_max} different blocks, found {len(numbers)}")
+    return numbered
 
 
 def _lines(path: Path) -> Iterator[tuple[str, bytes]]:
@@ -212,7 +182,7 @@ def _entry_of(line: bytes, place: str) -> dict[object, object]:
     return entry
 
 
-def _request_of(entry: dict[object, object], place: str, id_max: int) -> TraceRequest:
+def _request_of(entry: dict[object, object], place: str) -> TraceRequest:
     timestamp = _field(entry, "timestamp", place)
     if isinstance(timestamp, bool) or not isinstance(timestamp, int | float) or not abs(timestamp) <= TIMESTAMP_MAX:
         raise TraceError(f"{place}: expected timestamp to be a number of milliseconds, found {_shown(timestamp)}")
@@ -224,7 +194,7 @@ def _request_of(entry: dict[object, object], place: str, id_max: int) -> TraceRe
         block_tokens = _count(entry, "page_size", place)
     if not 0 < block_tokens <= PAGE_SIZE_MAX:
         raise TraceError(f"{place}: expected page_size to be in [1, {PAGE_SIZE_MAX}], found {block_tokens}")
-    hash_ids = _hash_ids(entry, place, id_max)
+    hash_ids = _hash_ids(entry, place)
     blocks = -(-input_length // block_tokens)
     if len(hash_ids) != blocks:
         raise TraceError(
@@ -248,7 +218,7 @@ def _count(entry: dict[object, object], name: str, place: str) -> int:
     return value
 
 
-def _hash_ids(entry: dict[object, object], place: str, id_max: int) -> tuple[int, ...]:
+def _hash_ids(entry: dict[object, object], place: str) -> tuple[int, ...]:
     listed = _field(entry, "hash_ids", place)
     if not isinstance(listed, list):
         raise TraceError(f"{place}: expected hash_ids to be a list, found {_shown(listed)}")
@@ -256,8 +226,8 @@ def _hash_ids(entry: dict[object, object], place: str, id_max: int) -> tuple[int
         raise TraceError(f"{place}: expected at most {BLOCKS_MAX} hash_ids, found {len(listed)}")
     ids: list[int] = []
     for value in listed:
-        if type(value) is not int or not 0 <= value <= id_max:
-            raise TraceError(f"{place}: expected hash_ids to be integers in [0, {id_max}], found {_shown(value)}")
+        if type(value) is not int or not 0 <= value <= NAME_MAX:
+            raise TraceError(f"{place}: expected hash_ids to be integers in [0, {NAME_MAX}], found {_shown(value)}")
         ids.append(value)
     return tuple(ids)
 

@@ -2,52 +2,26 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from enum import StrEnum
-
-
-class Unit(StrEnum):
-    """Unit of a chart's values."""
-
-    RATIO = "ratio"
-    """A share between 0 and 1, shown in percent."""
-    BYTES = "bytes"
-    COUNT = "count"
-    MILLISECONDS = "milliseconds"
-
-
-class Hue(StrEnum):
-    """Meaning of a series, and so its colour, the same in every chart; the colours are in ``page.css``."""
-
-    DEVICE = "device"
-    HOST = "host"
-    STORAGE = "storage"
-    PLAIN = "plain"
-    """No tier."""
-    COMPUTED = "computed"
-    SAVED = "saved"
-    """Time or work that tiers have saved."""
 
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One value for each position or category of a chart."""
+    """One value for each position or category of a chart; ``page.css`` has a colour for its name."""
 
     name: str
-    hue: Hue
     values: Sequence[float]
 
 
-def tier_series(tiers: Iterable[str], values: Sequence[Mapping[str, float]]) -> list[Series]:
-    """Return a series of each tier in its colour; ``values`` has one of each tier for each position or category."""
-    return [Series(tier, Hue(tier), [each[tier] for each in values]) for tier in tiers]
+def series_of(names: Iterable[str], values: Sequence[Mapping[str, float]]) -> list[Series]:
+    """Return a series of each name; ``values`` has one under each name for each position or category."""
+    return [Series(name, [each[name] for each in values]) for name in names]
 
 
 @dataclass(frozen=True, slots=True)
 class BandChart:
-    """Bands stacked over positions along a line, and a line above them that they cannot pass."""
+    """Bands of shares between 0 and 1 stacked over positions along a line, and a line that they cannot pass."""
 
     title: str
-    unit: Unit
     position_name: str
     """What positions count, as "request"."""
     positions: Sequence[float]
@@ -63,7 +37,7 @@ class BandChart:
 
     def as_json(self) -> dict[str, object]:
         """Return what ``page.js`` draws."""
-        return {"kind": "bands", **asdict(self)}
+        return {"kind": "bands", "unit": "ratio", **asdict(self)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +45,8 @@ class BarChart:
     """A horizontal bar for each category, made up of the values of all series."""
 
     title: str
-    unit: Unit
+    unit: str
+    """A name of ``UNITS`` in ``page.js``."""
     categories: Sequence[str]
     parts: Sequence[Series]
 

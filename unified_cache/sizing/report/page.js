@@ -6,12 +6,6 @@ const UNITS = {
   ratio: (value) => (100 * value).toFixed(1) + "%",
   count: (value) => Math.round(value).toLocaleString("en"),
   milliseconds: (value) => (value < 10 ? value.toFixed(1) : Math.round(value).toLocaleString("en")) + " ms",
-  bytes(value) {
-    const names = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
-    let name = 0;
-    while (value >= 1024 && name < names.length - 1) { value /= 1024; name += 1; }
-    return (name ? value.toFixed(value < 10 ? 2 : 1) : value) + " " + names[name];
-  },
 };
 
 const TICKS = { ...UNITS, ratio: (value) => Math.round(100 * value) + "%", milliseconds: (value) => UNITS.count(value) + " ms" };
@@ -36,12 +30,12 @@ function placesOf(chart) {
 
 function datasetsOf(chart) {
   if (chart.kind === "bars") {
-    return chart.parts.map((part) => ({ label: part.name, data: part.values, backgroundColor: colour(part.hue) }));
+    return chart.parts.map((part) => ({ label: part.name, data: part.values, backgroundColor: colour(part.name) }));
   }
   const bands = chart.bands.map((band, number) => ({
     label: band.name,
     data: placesOf(chart).map((x, at) => ({ x, y: band.values[at] })),
-    backgroundColor: colour(band.hue),
+    backgroundColor: colour(band.name),
     borderWidth: 0,
     pointRadius: (point) => (number === chart.bands.length - 1 && chart.marked.includes(point.dataIndex) ? 6 : 0),
     pointBackgroundColor: colour("ground"),
@@ -62,12 +56,6 @@ function datasetsOf(chart) {
     stack: "bound",
   };
   return [...bands, bound];
-}
-
-// Ticks of bytes lie at powers of two, or people read 4.77 MiB where 5 million was meant.
-function byteStep(chart) {
-  const totals = chart.categories.map((_, at) => chart.parts.reduce((sum, part) => sum + part.values[at], 0));
-  return 2 ** Math.ceil(Math.log2(Math.max(1, ...totals) / TICKS_MAX));
 }
 
 // Names beside bars take half of a narrow chart at most, and are broken into lines there, or their beginning is cut.
@@ -103,7 +91,6 @@ function optionsOf(chart) {
     border: { color: colour("rule") },
     ticks: { color: colour(isBands ? "soft" : "ink"), maxRotation: 0, autoSkipPadding: 20 },
   };
-  if (chart.unit === "bytes" && !isBands) values.ticks.stepSize = byteStep(chart);
   if (!isBands) {
     positions.ticks.callback = function (value) {
       const name = this.getLabelForValue(value);
@@ -148,7 +135,7 @@ function addLegend(section, chart, drawn) {
     const mark = document.createElement("i");
     const isBound = chart.kind === "bands" && series === chart.bound;
     mark.className = isBound ? "line" : "";
-    if (!isBound) mark.style.background = "var(--" + series.hue + ")";
+    if (!isBound) mark.style.background = "var(--" + series.name + ")";
     button.type = "button";
     button.setAttribute("aria-pressed", "true");
     button.append(mark, series.name);
