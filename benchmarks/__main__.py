@@ -34,7 +34,6 @@ from benchmarks.remote import remote_figures
 from benchmarks.report import FULL_RUN, BenchmarkRun, print_run, record, write_json
 from benchmarks.rows import rows_figures
 from benchmarks.trees import evict_figures, insert_figures, lock_figures, match_figures
-from benchmarks.ttft import ttft_figures
 
 Section = Callable[[BenchmarkPlan], Iterator[Figure]]
 
@@ -51,7 +50,6 @@ SECTIONS: dict[str, Section] = {
     "depth": depth_figures,
     "guard": guard_figures,
     "coded": coded_figures,
-    "ttft": ttft_figures,
     "remote": remote_figures,
     "mooncake": mooncake_figures,
     "bucket": bucket_figures,

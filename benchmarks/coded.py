@@ -168,7 +168,7 @@ def _link_figures(pages: list[PageIO], plan: BenchmarkPlan) -> Iterator[Figure]:
         subjects = [timed(partial(_read_all, workers, store, blanks)) for store in stores]
         for store in stores:
             assert all(store.put(pages, Level.CACHED))
-        taken = interleaved(subjects, plan.effort.ttft_rounds)
+        taken = interleaved(subjects, plan.effort.link_rounds)
     as_they_are, *coded = (Spread.of([ns / 1e6 for ns in each]) for each in taken)
     note = f"{PREFIX_TOKENS} tokens behind {LINK_BYTES_PER_S / 1e6:g} MB/s, {STORAGE_WORKERS} threads"
     yield Figure("coded", "a prefix, pages as they are", "ms", as_they_are, (), note)

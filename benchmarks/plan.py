@@ -20,7 +20,7 @@ class Effort:
     copy_bytes: int
     file_rounds: int
     durable_rounds: int
-    ttft_rounds: int
+    link_rounds: int
     mooncake_rounds: int
     bucket_rounds: int
     depth_rounds: int
@@ -36,7 +36,7 @@ FULL = Effort(
     copy_bytes=128 << 20,
     file_rounds=41,
     durable_rounds=5,
-    ttft_rounds=5,
+    link_rounds=5,
     mooncake_rounds=25,
     bucket_rounds=9,
     depth_rounds=7,
@@ -52,7 +52,7 @@ QUICK = Effort(
     copy_bytes=64 << 20,
     file_rounds=5,
     durable_rounds=1,
-    ttft_rounds=3,
+    link_rounds=3,
     mooncake_rounds=5,
     bucket_rounds=2,
     depth_rounds=2,

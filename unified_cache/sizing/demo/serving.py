@@ -195,6 +195,17 @@ class DemoServer:
         return max(stats.flawed_pages, stats.storage_answers.get((Method.GET, PageAnswer.FLAWED), 0))
 
 
+def loaded(directory: Path, file: str | None) -> tuple[PreTrainedModel, transformers.PreTrainedTokenizerBase]:
+    """Load what lies on this machine, in fp32; ``file`` is a GGUF file."""
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+        directory, gguf_file=file, dtype=torch.float32, local_files_only=True
+    )
+    tokenizer: transformers.PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+        directory, gguf_file=file, local_files_only=True
+    )
+    return model, tokenizer
+
+
 def load(name: str) -> tuple[KeptState, Language, Identity]:
     """Load a model, its language, and the name of its pages: a tiny one, or a checkpoint that lies on this machine.
 
@@ -211,12 +222,7 @@ def load(name: str) -> tuple[KeptState, Language, Identity]:
     path = Path(name)
     directory, file = (path.parent, path.name) if path.is_file() else (path, None)
     try:
-        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-            directory, gguf_file=file, dtype=torch.float32, local_files_only=True
-        )
-        tokenizer: transformers.PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-            directory, gguf_file=file, local_files_only=True
-        )
+        model, tokenizer = loaded(directory, file)
     except (ImportError, OSError, ValueError) as error:
         raise InputError(f"{name} must be a checkpoint that transformers loads: {error}") from error
     stop = model.generation_config.eos_token_id if model.generation_config else None
