@@ -81,7 +81,7 @@ class Serving:
 
 @contextmanager
 def interrupted_by_endings() -> Iterator[None]:
-    """Let all signals that end a process interrupt the ``with`` block, as Ctrl-C does."""
+    """Raise KeyboardInterrupt in the ``with`` block at any signal that ends a process, as at Ctrl-C."""
     before = {number: signal.signal(number, signal.default_int_handler) for number in ENDINGS}
     try:
         yield
