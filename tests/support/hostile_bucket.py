@@ -81,8 +81,8 @@ def refusal(status: int, code: str = "") -> Answer:
     return answer
 
 
-def policy(objects: dict[str, bytes], *, may_put: bool = True) -> Answer:
-    """Keep objects for who may get them, and put them or not."""
+def policy(objects: dict[str, bytes], *, may_put: bool = True, may_list: bool = True) -> Answer:
+    """Keep objects for who may get them, and put them or not; 403 for what is not there to who may not list."""
 
     def answer(request: BucketRequest) -> None:
         content = objects.get(request.path)
@@ -94,7 +94,7 @@ def policy(objects: dict[str, bytes], *, may_put: bool = True) -> Answer:
         elif request.command not in ("GET", "HEAD"):
             return refusal(403, "AccessDenied")(request)
         elif content is None:
-            return refusal(404, "NoSuchKey")(request)
+            return (refusal(404, "NoSuchKey") if may_list else refusal(403, "AccessDenied"))(request)
         request.send_response_only(200)
         request.send_header("Content-Length", str(len(content)))
         request.send_header("ETag", '"0"')

@@ -96,7 +96,8 @@ class ObjectStorage(Store):
     def register(self, manifest: Manifest, slabs: Mapping[str, memoryview]) -> None:
         """Put the manifest unless the same is there; what is damaged is put again. The slabs are not needed.
 
-        Raise StorageError where another identity or layout stands under this digest.
+        Raise StorageError where another identity or layout stands under this digest, and to who may not list: S3
+        denies each name that is not there to them, so that every miss would be a failure.
         """
         with self._calls:
             check_identity(manifest.identity)
@@ -116,6 +117,7 @@ class ObjectStorage(Store):
                 raise StorageError(message, retryable=False)
             if may_put and not is_there:
                 self._bucket.replace(name, content)
+            self._bucket.size_of(f"{PAGES}/{manifest.identity.hex()}/of nothing")
 
     def exists(self, labels: Sequence[Label]) -> list[Answer]:
         """Ask for the head of each object."""

@@ -207,6 +207,19 @@ def test_a_service_without_conditional_puts_is_refused_for_that(monkeypatch: pyt
     assert not refused.value.retryable
 
 
+@pytest.mark.parametrize("may_put", [True, False])
+def test_who_may_not_list_a_bucket_is_refused_when_it_is_opened_and_not_at_each_miss(
+    may_put: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (
+        HostileBucket.running(policy({}, may_put=may_put, may_list=False)) as bucket,
+        closing(open_storage_at(bucket, monkeypatch)) as storage,
+        pytest.raises(StorageError, match="it takes s3:ListBucket") as refused,
+    ):
+        storage.register(manifest_of(MODEL, LAYOUT), {})
+    assert not refused.value.retryable
+
+
 @pytest.mark.parametrize("code", ["ExpiredToken", "AccessDenied"])
 def test_a_bucket_that_denies_everything_is_no_miss(code: str, monkeypatch: pytest.MonkeyPatch) -> None:
     objects: dict[str, bytes] = {}
