@@ -110,8 +110,8 @@ STORAGE_MUTANTS = [
     Mutant(
         "an answer that no store may give is a miss",
         "storage_backends/wrappers/layer.py",
-        " == sum(map(answers.count, allowed)):",
-        ":",
+        "            left_count -= answers.count(answer)\n",
+        "            left_count = 0\n",
         tests=("tests/unit/storage_backends/wrappers/test_answers.py",),
     ),
     Mutant(
