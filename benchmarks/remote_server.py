@@ -14,8 +14,7 @@ from unified_cache.core.byte_sizes import PART_BYTES
 from unified_cache.core.settings.service import QuotaSettings, Role
 from unified_cache.service.access.callers import AuditEntry, Caller
 from unified_cache.service.access.fairness import FairScheduler
-from unified_cache.service.access.gate import Authenticator, ServiceGate
-from unified_cache.service.access.timeouts import CallTimeouts
+from unified_cache.service.access.gate import Authenticator, CallTimeouts, ServiceGate
 from unified_cache.service.access.usage import COUNTED_PAGES_MAX, TenantUsage
 from unified_cache.service.limits import Limits
 from unified_cache.service.operations.process import keep_freed_memory

@@ -22,7 +22,7 @@ from tests.support.running_service import CALL_S, called, refusal
 from tests.support.service_flood import Asker
 from unified_cache.cli.main import run
 from unified_cache.proto import service_pb2 as pb
-from unified_cache.proto.wire.calls import Call
+from unified_cache.proto.wire import Call
 
 START_S = 60.0
 VARIABLE = "UNIFIED_CACHE_SERVE_"

@@ -17,7 +17,7 @@ from unified_cache.core.page import Prompt
 from unified_cache.core.pool import Identity, ModelLayout, PoolSpec
 from unified_cache.core.seal import HEADER_BYTES, Label
 from unified_cache.proto import service_pb2 as pb
-from unified_cache.proto.wire.calls import Call
+from unified_cache.proto.wire import Call
 from unified_cache.service.access.registry import listed_after
 from unified_cache.service.limits import Limits
 from unified_cache.storage_backends.file.store import FileStorage

@@ -18,10 +18,8 @@ from unified_cache.core.pool import Identity, ModelLayout, PoolSpec
 from unified_cache.core.seal import HEADER_BYTES, Label, seal, verify, verify_buffers
 from unified_cache.core.settings.service import QuotaSettings
 from unified_cache.proto import service_pb2 as pb
-from unified_cache.proto.wire.calls import Call
-from unified_cache.proto.wire.parts import decoded
-from unified_cache.service.access.gate import ServiceGate
-from unified_cache.service.access.timeouts import CallTimeouts
+from unified_cache.proto.wire import Call, decoded
+from unified_cache.service.access.gate import CallTimeouts, ServiceGate
 from unified_cache.service.access.usage import COUNTED_PAGES_MAX, TenantUsage
 from unified_cache.service.limits import Limits
 from unified_cache.service.servicer import CacheService

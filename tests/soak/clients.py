@@ -15,8 +15,7 @@ from unified_cache.components import Full, SlidingWindow
 from unified_cache.core.pool import Identity, ModelLayout, PoolSpec
 from unified_cache.core.seal import HEADER_BYTES, Label, seal_buffers
 from unified_cache.proto import service_pb2 as pb
-from unified_cache.proto.wire.calls import Call
-from unified_cache.proto.wire.parts import parts_of
+from unified_cache.proto.wire import Call, parts_of
 from unified_cache.storage_backends.manifest import manifest_of
 
 DEADLINE_S = 15.0

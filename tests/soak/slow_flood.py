@@ -7,7 +7,7 @@ from threading import Event
 
 from tests.support.raw_http2 import RawConnection
 from unified_cache.proto import service_pb2 as pb
-from unified_cache.proto.wire.calls import Call
+from unified_cache.proto.wire import Call
 
 CALLS_PER_CONNECTION = 100
 RENEW_S = 5.0

@@ -6,7 +6,7 @@ from threading import Lock
 import grpc
 
 from tests.soak.faults import BadTimes
-from unified_cache.proto.wire.calls import Call
+from unified_cache.proto.wire import Call
 
 CONTRACT = frozenset(
     {

@@ -15,7 +15,7 @@ from tests.support.certificates import Authority, Issued
 from tests.support.service_settings import service_settings
 from unified_cache.core.drain import Drain
 from unified_cache.proto import service_pb2 as pb
-from unified_cache.proto.wire.calls import Call
+from unified_cache.proto.wire import Call
 from unified_cache.service.limits import Limits
 from unified_cache.service.operations.logs import JsonLines, Log, LogRateLimit
 from unified_cache.service.server import Service

@@ -14,11 +14,10 @@ from google.protobuf.message import Message
 
 from tests.support.waiting import wait_until
 from unified_cache.core.settings.service import QuotaSettings, Role
-from unified_cache.proto.wire.calls import Call
+from unified_cache.proto.wire import Call
 from unified_cache.service.access.callers import AuditEntry, Caller, Refused
 from unified_cache.service.access.fairness import AdmissionSlot, FairScheduler
-from unified_cache.service.access.gate import Authenticator, ServiceGate
-from unified_cache.service.access.timeouts import CallTimeouts
+from unified_cache.service.access.gate import Authenticator, CallTimeouts, ServiceGate
 from unified_cache.service.access.usage import COUNTED_PAGES_MAX, TenantUsage
 from unified_cache.service.limits import Limits
 from unified_cache.service.servicer import CacheService

@@ -14,7 +14,7 @@ import grpc
 from unified_cache.components import Full
 from unified_cache.core.pool import Identity, ModelLayout, PoolSpec
 from unified_cache.proto import service_pb2 as pb
-from unified_cache.proto.wire.calls import Call
+from unified_cache.proto.wire import Call
 from unified_cache.storage_backends.manifest import manifest_of
 
 ASK_S = 30.0

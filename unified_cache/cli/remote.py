@@ -17,7 +17,7 @@ from unified_cache.cli.text import console_on, example
 from unified_cache.core.byte_sizes import size_text
 from unified_cache.core.extras import import_with_extra
 from unified_cache.proto import service_pb2 as pb
-from unified_cache.proto.wire.calls import Call
+from unified_cache.proto.wire import Call
 
 if TYPE_CHECKING:
     from unified_cache.storage_backends.remote.server import Server

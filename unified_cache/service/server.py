@@ -20,12 +20,11 @@ from unified_cache.core.errors import ConfigError
 from unified_cache.core.settings.addresses import ListenAddress
 from unified_cache.core.settings.service import Role, ServiceSettings
 from unified_cache.observe.live.listener import MetricsListener
-from unified_cache.proto.wire.calls import SERVICE
+from unified_cache.proto.wire import SERVICE
 from unified_cache.service.access.callers import Caller
 from unified_cache.service.access.fairness import FairScheduler
-from unified_cache.service.access.gate import Authenticator, ServiceGate
+from unified_cache.service.access.gate import Authenticator, CallTimeouts, ServiceGate
 from unified_cache.service.access.reloaded import Reloaded
-from unified_cache.service.access.timeouts import CallTimeouts
 from unified_cache.service.access.tls import (
     Certificates,
     CertifiedClients,

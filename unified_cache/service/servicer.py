@@ -1,35 +1,243 @@
-"""The calls of the contract over one store: each is checked, carried out and answered here."""
+"""The calls of the contract over one store: each is checked, carried out and answered here.
 
-from collections.abc import Callable, Generator, Iterator, Sequence
-from itertools import groupby
+A request that makes no sense is an ``InputError``; one of another tenant, or of an identity for which nobody said
+Hello, is ``Refused``.
+"""
+
+import re
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, groupby
+from typing import cast
 
 import grpc
 from google.protobuf.message import Message
 
 from unified_cache.core.errors import InputError
-from unified_cache.core.seal import FORMAT_VERSION
+from unified_cache.core.seal import FORMAT_VERSION, HEADER_BYTES, Label, verify_buffers
 from unified_cache.core.settings.service import Role
 from unified_cache.proto import service_pb2 as pb
-from unified_cache.proto.wire.calls import SERVICE, Call, Parsed, parsed
-from unified_cache.proto.wire.names import check_digests
-from unified_cache.proto.wire.parts import decoded, mark, parts_of
+from unified_cache.proto.wire import (
+    SERVICE,
+    Call,
+    Chunk,
+    Parsed,
+    check_digests,
+    decoded,
+    labels_in,
+    labels_of,
+    mark,
+    parsed,
+    parts_of,
+)
+from unified_cache.service.access.callers import Refused
 from unified_cache.service.access.gate import AdmittedCall, ServiceGate
 from unified_cache.service.access.registry import Registration, Registry, listed_after
+from unified_cache.service.access.tokens import TENANT_NAME
 from unified_cache.service.limits import Limits
-from unified_cache.service.requests.assembler import PageAssembler
-from unified_cache.service.requests.checks import (
-    NamedRun,
-    all_stored,
-    announced,
-    check_sender,
-    checked_cursor,
-    checked_request,
-    named,
-)
 from unified_cache.service.store.tenants import TenantStore, named_page
 from unified_cache.storage_backends.common.lru import page_bytes
+from unified_cache.storage_backends.common.names import check_label
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO
-from unified_cache.storage_backends.remote.reasons import reason_of, reasons_of
+from unified_cache.storage_backends.remote.answers import reason_of, reasons_of
+
+CURSOR_CHARS_MAX = 256
+"""A scan's cursor is the name of an object, in every store so far."""
+
+_CURSOR = re.compile(r"[\x21-\x7e]*")
+
+_RESERVED = frozenset({"default"})
+"""Tenant of every caller on a server without authentication; no other tenant may have this name."""
+
+
+@dataclass(frozen=True, slots=True)
+class NamedRun:
+    """Pages of one registered identity and one pool."""
+
+    registration: Registration
+    pool: str
+    labels: Sequence[Label]
+    """As the client calls them."""
+    claimed_bytes: int
+    """Length of each page as the client has it; 0 where only names matter."""
+
+    @property
+    def object_bytes(self) -> int:
+        """Length of each page by its layout."""
+        return self.registration.object_bytes[self.pool]
+
+    @property
+    def stored(self) -> list[Label]:
+        """The same pages as the store calls them."""
+        return labels_of(self.registration.stored.identity, (key for _, key, _ in self.labels), self.pool)
+
+
+@dataclass(frozen=True, slots=True)
+class AnnouncedPage:
+    """A page that the first message of a put names."""
+
+    label: Label
+    """Label as the client has it, and as the page's header will."""
+    stored: Label
+    object_bytes: int
+
+
+def check_asserted(asserted: str, tenant: str) -> None:
+    """Check whom a request thinks it comes from."""
+    if not TENANT_NAME.fullmatch(asserted) or (asserted in _RESERVED and asserted != tenant):
+        raise InputError("a tenant is called by at most 64 of a-z, 0-9, dot, dash and underscore")
+    if asserted != tenant:
+        raise Refused(grpc.StatusCode.PERMISSION_DENIED, "the caller belongs to another tenant")
+
+
+def check_sender(request: Message, tenant: str) -> None:
+    """Check whom a request, or the start of one, thinks it comes from."""
+    if request.HasField("tenant"):
+        # Every request of the contract has this field.
+        check_asserted(cast("pb.StatsRequest", request).tenant, tenant)
+
+
+def checked_request(kind: type[Parsed], message: bytes, tenant: str) -> Parsed:
+    """Read a request, and check whom it thinks it comes from."""
+    request = parsed(kind, message)
+    check_sender(request, tenant)
+    return request
+
+
+def named(
+    runs: Iterable[pb.PageRun],
+    tenant: str,
+    registry: Registry,
+    limits: Limits,
+    *,
+    any_pool: bool = False,
+) -> list[NamedRun]:
+    """Resolve runs of pages, with ``any_pool`` also of pools that no layout has."""
+    found: list[NamedRun] = []
+    pages_count = 0
+    for run in runs:
+        pages_count += len(run.keys)
+        if not run.keys or pages_count > limits.pages_max:
+            raise InputError(f"a request names 1 to {limits.pages_max} pages, and a run at least one")
+        labels = labels_in(run)
+        registration = registry.find(tenant, run.identity)
+        if any_pool:
+            check_label(labels[0])
+        elif run.pool not in registration.object_bytes:
+            raise InputError(f"a pool is one of {', '.join(registration.object_bytes)}, found {run.pool!r}")
+        found.append(NamedRun(registration, run.pool, labels, run.object_bytes))
+    return found
+
+
+def announced(runs: Sequence[NamedRun]) -> list[AnnouncedPage]:
+    """Return the pages that a put announces, one by one."""
+    pages: list[AnnouncedPage] = []
+    for run in runs:
+        if run.claimed_bytes != run.object_bytes:
+            raise InputError(f"a page of pool {run.pool} has {run.object_bytes} bytes, found {run.claimed_bytes}")
+        pages += [
+            AnnouncedPage(label, stored, run.object_bytes) for label, stored in zip(run.labels, run.stored, strict=True)
+        ]
+    return pages
+
+
+def checked_cursor(cursor: str) -> str:
+    """Return where a scan goes on."""
+    if len(cursor) > CURSOR_CHARS_MAX or not _CURSOR.fullmatch(cursor):
+        raise InputError("a cursor is what the last scan returned")
+    return cursor
+
+
+def all_stored(runs: Iterable[NamedRun]) -> list[Label]:
+    """Return the pages of all runs as the store calls them."""
+    return list(chain.from_iterable(run.stored for run in runs))
+
+
+KEPT_SHARE_MIN = 0.5
+"""Of a message, the part that a page must fill to be kept as a view of it: a smaller one would keep the rest alive."""
+
+
+class PageAssembler:
+    """Assembly of the parts of one put into whole pages, in the order in which they were announced.
+
+    It holds the pieces of one page at a time.
+    """
+
+    def __init__(self, announced: Sequence[AnnouncedPage]) -> None:
+        self._announced = announced
+        self._done_count = 0
+        self._offset = 0
+        self._pieces: list[memoryview] = []
+        self._held_bytes = 0
+
+    @property
+    def next_bytes(self) -> int:
+        """Length of the page under way, or to come; 0 where all have come."""
+        return self._announced[self._done_count].object_bytes if self._done_count < len(self._announced) else 0
+
+    def take(self, part: Chunk) -> Iterator[PageIO]:
+        """Yield the pages that a part completes, as the store calls them.
+
+        Raises:
+            InputError: a gap, an overlap, more than was announced, or a page whose seal does not hold.
+        """
+        if part.offset != self._offset:
+            raise InputError(f"a part begins where the last one ended, at {self._offset}, found {part.offset}")
+        if part.end == part.offset:
+            raise InputError("a part of a put has content")
+        for piece in self._pieces_in(part):
+            expected = self._announced[self._done_count]
+            self._pieces.append(piece)
+            self._held_bytes += len(piece)
+            self._offset += len(piece)
+            if self._held_bytes == expected.object_bytes:
+                yield self._whole(expected)
+
+    def check_complete(self) -> None:
+        """Raise ``InputError`` unless every page has come."""
+        if self._done_count < len(self._announced):
+            raise InputError(f"expected {len(self._announced)} pages, found {self._done_count} whole ones")
+
+    def _pieces_in(self, part: Chunk) -> Iterator[memoryview]:
+        """Cut a part at the ends of pages."""
+        start, held_bytes = 0, self._held_bytes
+        for number in range(self._done_count, len(self._announced)):
+            if start == len(part.content):
+                return
+            end = min(len(part.content), start + self._announced[number].object_bytes - held_bytes)
+            yield part.content[start:end]
+            start, held_bytes = end, 0
+        if start < len(part.content):
+            raise InputError(f"found more than the {len(self._announced)} pages announced")
+
+    def _whole(self, expected: AnnouncedPage) -> PageIO:
+        flaw = verify_buffers(self._pieces, expected.label)
+        if flaw is not None:
+            raise InputError(f"page {self._done_count} does not verify: {flaw.value}")
+        buffers = named_page(page_in(self._pieces), expected.stored)
+        self._pieces = []
+        self._held_bytes = 0
+        self._done_count += 1
+        return PageIO(expected.stored, buffers)
+
+
+def page_in(pieces: Sequence[memoryview]) -> tuple[memoryview, ...]:
+    """Return the page that lies in pieces of messages, at least a header long, its header apart.
+
+    A view keeps the whole message alive: it is copied where that would keep too much.
+    """
+    header = b"".join(piece[:HEADER_BYTES] for piece in pieces[:HEADER_BYTES])[:HEADER_BYTES]
+    payload: list[memoryview] = []
+    skip = HEADER_BYTES
+    for piece in pieces:
+        if len(piece) > skip:
+            payload.append(piece[skip:])
+        skip = max(0, skip - len(piece))
+    held_bytes = sum(memoryview(message).nbytes for message in {id(piece.obj): piece.obj for piece in pieces}.values())
+    if sum(map(len, payload)) < KEPT_SHARE_MIN * held_bytes:
+        payload = [memoryview(b"".join(payload))] if payload else []
+    return (memoryview(header), *payload)
+
 
 ABSENT, IN_STORE = 0, 2
 """Bytes of a reply for a page that is not in the store, and for one that is."""

@@ -67,7 +67,7 @@ FLOORS: Mapping[str, tuple[tuple[str, ...], ...]] = {
         ("limits",),
         ("access",),
         ("store",),
-        ("requests", "operations"),
+        ("operations",),
         ("servicer",),
         ("server",),
         (FACADE,),

@@ -20,7 +20,7 @@ from tests.unit.service.test_tenancy import put, tenant
 from unified_cache.core.errors import ConfigError
 from unified_cache.core.settings.service import Role
 from unified_cache.proto import service_pb2 as pb
-from unified_cache.proto.wire.calls import Call
+from unified_cache.proto.wire import Call
 from unified_cache.service.access.callers import AuditEntry, Caller
 from unified_cache.service.access.tokens import remove_token
 from unified_cache.service.operations.logs import (

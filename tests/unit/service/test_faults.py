@@ -28,11 +28,11 @@ from unified_cache.core.seal import HEADER_BYTES, Label
 from unified_cache.core.settings.service import Role
 from unified_cache.proto import service_pb2 as pb
 from unified_cache.proto.manifest_pb2 import Manifest
-from unified_cache.proto.wire.calls import Call
+from unified_cache.proto.wire import Call
 from unified_cache.service.access.callers import Caller
 from unified_cache.service.access.registry import Registry
 from unified_cache.service.limits import Limits
-from unified_cache.service.requests.assembler import page_in
+from unified_cache.service.servicer import page_in
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, Scan, Store

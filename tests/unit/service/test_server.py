@@ -26,7 +26,7 @@ from tests.unit.service.test_requests import MANIFEST, key, run
 from unified_cache.core.errors import ConfigError
 from unified_cache.core.settings.service import Role
 from unified_cache.proto import service_pb2 as pb
-from unified_cache.proto.wire.calls import SERVICE, Call
+from unified_cache.proto.wire import SERVICE, Call
 from unified_cache.service.access.callers import Caller
 from unified_cache.service.access.gate import RETRY_KEYS
 from unified_cache.service.access.tokens import add_token, new_token

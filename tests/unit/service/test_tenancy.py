@@ -31,7 +31,7 @@ from unified_cache.core.seal import Label
 from unified_cache.core.settings.service import QuotaSettings, Role
 from unified_cache.proto import service_pb2 as pb
 from unified_cache.proto.manifest_pb2 import Manifest
-from unified_cache.proto.wire.calls import REASON, REASON_HELLO, Call
+from unified_cache.proto.wire import REASON, REASON_HELLO, Call
 from unified_cache.service.access.callers import Caller, Refused
 from unified_cache.service.access.registry import Registry
 from unified_cache.service.access.usage import Bound, TenantUsage

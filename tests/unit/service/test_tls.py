@@ -20,7 +20,7 @@ from tests.unit.service.test_access import UNAUTHENTICATED, given
 from unified_cache.core.errors import ConfigError
 from unified_cache.core.settings.service import AccessSettings, Role, TlsSettings
 from unified_cache.proto import service_pb2 as pb
-from unified_cache.proto.wire.calls import Call
+from unified_cache.proto.wire import Call
 from unified_cache.service.access.callers import Caller
 from unified_cache.service.access.reloaded import Reloaded
 from unified_cache.service.access.tls import CertifiedClients, read_certificates, read_trust, trust_changes

@@ -17,7 +17,7 @@ from unified_cache.core.seal import FORMAT_VERSION, HEADER_BYTES
 from unified_cache.core.settings.service import Role
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.proto.service_pb2 import IdentitiesReply
-from unified_cache.proto.wire.calls import REASON, REASON_HELLO
+from unified_cache.proto.wire import REASON, REASON_HELLO
 from unified_cache.service.access.callers import Caller, Refused
 from unified_cache.service.limits import Limits
 from unified_cache.storage_backends.manifest import described_by, description_for, manifest_of, model_of_tenant

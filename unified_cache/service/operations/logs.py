@@ -14,7 +14,7 @@ from threading import Lock
 from typing import TextIO
 
 from unified_cache.core.errors import ConfigError
-from unified_cache.proto.wire.calls import Call
+from unified_cache.proto.wire import Call
 from unified_cache.service.access.callers import AuditEntry
 
 KINDS_MAX = 256

@@ -13,9 +13,9 @@ from grpc_health.v1 import health, health_pb2  # type: ignore[import-untyped]
 from grpc_reflection.v1alpha import reflection, reflection_pb2  # type: ignore[import-untyped]
 
 from unified_cache.core.errors import InputError
-from unified_cache.proto.wire.calls import parsed
+from unified_cache.proto.wire import parsed
 from unified_cache.service.access.callers import Refused
-from unified_cache.service.access.timeouts import CallTimeouts, TimedCall
+from unified_cache.service.access.gate import CallTimeouts, TimedCall
 
 OVERALL = ""
 """Name of the server as a whole."""

@@ -1,6 +1,6 @@
 """The store behind the service, opened and guarded, and counts of what the guard did, for Prometheus."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry
@@ -57,10 +57,11 @@ class GuardedStore:
         """The store, without what codes its pages."""
         return self.backend.backend if isinstance(self.backend, CodedStorage) else self.backend
 
-    def own(self, identities: Iterable[bytes], tenant: str) -> None:
-        """Pass the owner of some identities on to the layer that encrypts."""
-        if isinstance(self.backend, CodedStorage):
-            self.backend.own(identities, owner_of(model_of_tenant(tenant, "")))
+    @property
+    def own(self) -> Callable[[Iterable[bytes], str], None] | None:
+        """What takes some identities and their tenant to the layer that encrypts; None where there is none."""
+        coded = self.backend if isinstance(self.backend, CodedStorage) else None
+        return None if coded is None else lambda ids, tenant: coded.own(ids, owner_of(model_of_tenant(tenant, "")))
 
     def collect(self) -> Iterator[Metric]:
         """Yield what the wrappers count, and what a file store or a packed one does."""

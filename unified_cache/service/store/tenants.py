@@ -14,7 +14,7 @@ from unified_cache.core.byte_sizes import size_text
 from unified_cache.core.errors import ClosedError, InputError, StorageError, StorageFullError
 from unified_cache.core.seal import HEADER_BYTES, Label, relabelled
 from unified_cache.proto.manifest_pb2 import Manifest
-from unified_cache.proto.wire.calls import RETRY_AFTER
+from unified_cache.proto.wire import RETRY_AFTER
 from unified_cache.service.access.callers import Observer, Refused
 from unified_cache.service.access.usage import TenantUsage
 from unified_cache.storage_backends.manifest import described_by, tenant_of

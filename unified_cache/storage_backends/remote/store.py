@@ -19,6 +19,7 @@ from threading import Lock
 from typing import NamedTuple
 
 import grpc
+from google.protobuf.message import Message
 from xxhash import xxh3_64_intdigest
 
 from unified_cache.core.byte_sizes import PART_BYTES
@@ -27,9 +28,7 @@ from unified_cache.core.page import PageKey
 from unified_cache.core.seal import Label
 from unified_cache.proto import service_pb2 as pb
 from unified_cache.proto.manifest_pb2 import Manifest
-from unified_cache.proto.wire.calls import Call, parsed
-from unified_cache.proto.wire.names import labels_in, named_runs
-from unified_cache.proto.wire.parts import decoded, parts_of
+from unified_cache.proto.wire import Call, decoded, labels_in, named_runs, parsed, parts_of
 from unified_cache.storage_backends.common.bounded_call import time_left_s
 from unified_cache.storage_backends.common.calls import CallsInFlight
 from unified_cache.storage_backends.common.lru import page_bytes
@@ -43,8 +42,7 @@ from unified_cache.storage_backends.protocol import (
     Store,
     StoredObject,
 )
-from unified_cache.storage_backends.remote.reasons import answers_of
-from unified_cache.storage_backends.remote.scatter import ScatterReader
+from unified_cache.storage_backends.remote.answers import ScatterReader, answers_of
 from unified_cache.storage_backends.remote.server import (
     STREAM_BYTES_MAX,
     Server,
@@ -95,6 +93,10 @@ class ServerBatch(NamedTuple):
     """Of the request that it is a part of."""
     is_only: bool = False
     """Whether nothing else is asked for meanwhile, so that the waiting caller may as well make the call."""
+
+    def ask(self, call: Call, request: Message) -> Callable[[], bytes]:
+        """Begin a call of one message each way, as ``Server.ask`` does."""
+        return self.server.ask(call, request.SerializeToString(), self.time.timeout_s(), is_only=self.is_only)
 
 
 class GatedMessages:
@@ -266,7 +268,7 @@ class RemoteStorage(Store):
             def exchange(batch: ServerBatch) -> Exchange:
                 runs = named_runs(labels[number] for number in batch.numbers)
                 request = pb.TouchRequest(tenant=batch.server.tenant, runs=runs)
-                answer = batch.server.ask(Call.TOUCH, request.SerializeToString(), batch.time.timeout_s())
+                answer = batch.ask(Call.TOUCH, request)
                 yield
                 answer()
                 for number in batch.numbers:
@@ -366,7 +368,7 @@ class RemoteStorage(Store):
         def exchange(batch: ServerBatch) -> Exchange:
             runs = named_runs(labels[number] for number in batch.numbers)
             request = pb.ExistsRequest(tenant=batch.server.tenant, runs=runs)
-            answer = batch.server.ask(Call.EXISTS, request.SerializeToString(), batch.time.timeout_s())
+            answer = batch.ask(Call.EXISTS, request)
             yield
             reply = parsed(pb.ExistsReply, answer())
             yes, no = Answer.HIT, Answer.MISS

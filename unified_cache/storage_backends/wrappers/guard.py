@@ -77,6 +77,8 @@ class StorageGuard(StorageLayer):
         """A call that may take longer by the store's own word, its ``capability``, has a longer deadline."""
         super().__init__(backend)
         self.deadline_s = max(config.deadline_s, capability.call_s_max)
+        self._may_wait = not capability.bounded or capability.call_s_max > 0
+        """Whether a call of the store may take any time at all: else the caller makes it."""
         self._calls_max = config.calls_max
         self._pauses_s = [config.retry_pause_s * 2**number for number in range(config.retry_rounds_max - 1)]
         pauses = Backoff(config.breaker_pause_s, config.breaker_pause_s_max)
@@ -209,6 +211,8 @@ class StorageGuard(StorageLayer):
         left_s = due_s - self._clock()
         if left_s <= 0:
             raise StorageError(f"{method.value} was not started, its time was over", retryable=True)
+        if not self._may_wait:
+            return work()
         call = current_call()
         if call is None or call.is_in_store:
             handed = self._threads.submit(partial(self._within, due_s, method, work, admission))

@@ -15,7 +15,7 @@ from tests.support.running_service import RunningService, called, running
 from unified_cache.core.errors import ConfigError
 from unified_cache.core.settings.service import Role
 from unified_cache.proto import service_pb2 as pb
-from unified_cache.proto.wire.calls import Call
+from unified_cache.proto.wire import Call
 from unified_cache.service.access.callers import Caller
 from unified_cache.service.access.tokens import add_token, new_token, remove_token
 from unified_cache.storage_backends.protocol import Level, Store

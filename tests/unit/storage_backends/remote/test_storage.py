@@ -33,16 +33,15 @@ from unified_cache.core.seal import FORMAT_VERSION, HEADER_BYTES, Label, PageChe
 from unified_cache.core.window import SPAN_ALL
 from unified_cache.proto import service_pb2 as pb
 from unified_cache.proto.manifest_pb2 import Manifest
-from unified_cache.proto.wire.calls import Call
-from unified_cache.proto.wire.parts import Chunk, decoded, encoded, parts_of
+from unified_cache.proto.wire import Call, Chunk, decoded, encoded, parts_of
 from unified_cache.service.limits import Limits
 from unified_cache.storage_backends.common.bounded_call import StoreStep, current_call
 from unified_cache.storage_backends.common.call_threads import run_here
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO, Store
+from unified_cache.storage_backends.remote.answers import ScatterReader
 from unified_cache.storage_backends.remote.credentials import ClientCredentials, CredentialFiles
-from unified_cache.storage_backends.remote.scatter import ScatterReader
 from unified_cache.storage_backends.remote.server import Server
 from unified_cache.storage_backends.remote.store import (
     Exchange,

@@ -8,6 +8,7 @@ import time
 import weakref
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from threading import Event
 
 import pytest
@@ -29,6 +30,7 @@ from unified_cache.core.errors import (
     StorageFullError,
     StorageTimeoutError,
 )
+from unified_cache.core.seal import Label
 from unified_cache.storage_backends.common.bounded_call import time_left_s
 from unified_cache.storage_backends.common.breaker import Backoff, BreakerState, CircuitBreaker
 from unified_cache.storage_backends.common.call_threads import CallThreads
@@ -51,6 +53,23 @@ def test_what_a_store_does_not_offer_pauses_it_for_nobody() -> None:
         with pytest.raises(NotOfferedError):
             storage.scan(label(0).identity)
     assert storage.breaker.state is BreakerState.CLOSED
+    storage.close()
+
+
+class NotedThreads(MemoryStorage):
+    """Keeps the threads that ask what it has."""
+
+    def exists(self, labels: Sequence[Label]) -> list[Answer]:
+        self.asking = threading.get_ident()
+        return super().exists(labels)
+
+
+@pytest.mark.parametrize("may_wait", [False, True])
+def test_a_store_that_never_waits_is_called_by_who_asks_and_any_other_by_a_thread_of_the_guard(may_wait: bool) -> None:
+    store = NotedThreads(None)
+    storage = StorageGuard(store, replace(store.capability(), bounded=not may_wait), GuardConfig())
+    assert storage.exists([label(0)]) == [Answer.MISS]
+    assert (store.asking != threading.get_ident()) is may_wait
     storage.close()
 
 

@@ -1,4 +1,7 @@
-"""Pages as one run of bytes, cut into messages and put together again without a parser that copies.
+"""The contract of the service as both ends use it: its calls, labels as messages, pages as one run of bytes.
+
+Both ends pass messages as bytes and parse for themselves: parts of pages are too large to be copied by a parser, and a
+server that parses can answer what it cannot parse with INVALID_ARGUMENT.
 
 ``GetPart`` and ``PutPart`` are ordinary messages of the contract with ``content`` as their last field; any protobuf
 library reads and writes them. Here they are written by joining a short prefix with pieces of the pages, and read by
@@ -6,12 +9,103 @@ looking at the prefix: a view of the content is all that is made. What comes in 
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from enum import Enum
+from functools import partial
+from itertools import groupby, repeat
+from typing import NamedTuple, TypeVar
 
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 
 from unified_cache.core.errors import InputError
-from unified_cache.proto.service_pb2 import GetPart, PutPart
+from unified_cache.core.page import PAGE_KEY_BYTES, PageKey
+from unified_cache.core.seal import Label
+from unified_cache.proto import service_pb2
+from unified_cache.proto.service_pb2 import GetPart, PageRun, PutPart
+
+SERVICE: str = service_pb2.DESCRIPTOR.services_by_name["Cache"].full_name
+"""Name of the service, package included."""
+
+REASON = "unified-cache-reason"
+"""Trailing metadata that says what a client can do about a refusal."""
+
+REASON_HELLO = "hello"
+"""The server does not know the identity: say Hello, then ask again."""
+
+RETRY_AFTER = "retry-after-ms"
+"""Trailing metadata: when asking again may be worth it."""
+
+
+Parsed = TypeVar("Parsed", bound=Message)
+
+
+class Call(Enum):
+    """A call of the contract."""
+
+    HELLO = "Hello"
+    EXISTS = "Exists"
+    GET = "Get"
+    PUT = "Put"
+    TOUCH = "Touch"
+    REMOVE = "Remove"
+    SCAN = "Scan"
+    IDENTITIES = "Identities"
+    STATS = "Stats"
+    CLEAR = "Clear"
+    DRAIN = "Drain"
+
+    @property
+    def path(self) -> str:
+        """Path of the call in HTTP/2."""
+        return f"/{SERVICE}/{self.value}"
+
+
+def parsed(kind: type[Parsed], message: bytes) -> Parsed:
+    """Read a message.
+
+    Raises:
+        InputError: it is none of that kind.
+    """
+    try:
+        return kind.FromString(message)
+    except DecodeError as error:
+        raise InputError(f"expected a {kind.DESCRIPTOR.name}, found something else") from error
+
+
+DIGEST_BYTES = PAGE_KEY_BYTES
+"""Length of identities and keys."""
+
+
+_label = partial(tuple.__new__, Label)
+"""``Label`` of a tuple, without a Python call for each."""
+
+
+def labels_of(identity: bytes, keys: Iterable[PageKey], pool: str) -> list[Label]:
+    """Return the labels of pages that share identity and pool."""
+    return list(map(_label, zip(repeat(identity), keys, repeat(pool), strict=False)))
+
+
+def named_runs(labels: Iterable[Label]) -> list[PageRun]:
+    """Return labels as runs in their order; no parents, no lengths."""
+    return [
+        PageRun(identity=identity, pool=pool, keys=[label.key for label in run])
+        for (identity, pool), run in groupby(labels, lambda label: (label.identity, label.pool))
+    ]
+
+
+def labels_in(run: PageRun) -> list[Label]:
+    """Return the labels that a run of digests names."""
+    identity, pool, keys = run.identity, run.pool, list(run.keys)
+    check_digests((identity,), "an identity")
+    check_digests(keys, "a key")
+    return labels_of(identity, keys, pool)
+
+
+def check_digests(digests: Sequence[bytes], what: str) -> None:
+    """Raise ``InputError`` unless all are digests."""
+    lengths = set(map(len, digests)) - {DIGEST_BYTES}
+    if lengths:
+        raise InputError(f"{what} has {DIGEST_BYTES} bytes, found {min(lengths)}")
+
 
 _OFFSET_TAG = 0x08
 _HITS_TAG = 0x12
