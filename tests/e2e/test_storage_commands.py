@@ -54,7 +54,7 @@ def test_prompts_of_bigrams_are_found_only_as_such(tmp_path: Path) -> None:
     one.write_text(" ".join(map(str, TOKENS[1])), encoding="utf-8")
     for command in (("backup", source, target, "--prefix"), ("prefetch", source, "--into", target, "--tokens")):
         assert ask(*command, one).status == 1
-        assert ask(*command, one, "--bigrams").status == 0
+        assert ask(*command, one, "--namespace", "bigrams=yes").status == 0
 
 
 def test_a_packed_store_that_is_open_elsewhere_is_read_and_fails_what_would_change_it_in_one_line(
@@ -76,7 +76,7 @@ def test_a_packed_store_that_is_open_elsewhere_is_read_and_fails_what_would_chan
     for command in (
         *(("storage", verb, url) for verb in ("stat", "verify")),
         ("backup", url, url_of("file", tmp_path / "copy")),
-        ("prefetch", url, "--into", other, "--tokens", tokens_file, "--tenant", "acme"),
+        ("prefetch", url, "--into", other, "--tokens", tokens_file, "--namespace", "tenant=acme"),
     ):
         assert ask(*command).status == 0
     storage.close()

@@ -54,7 +54,7 @@ Everything that a store holds, then again what was added since:
 
 The system prompts of one tenant:
 
-    unified-cache backup file:kv file:seed --prefix prompts.jsonl --tenant acme
+    unified-cache backup file:kv file:seed --prefix prompts.jsonl --namespace tenant=acme
 """
 
 PREFETCH_EPILOG = """**Examples**

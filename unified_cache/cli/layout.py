@@ -4,7 +4,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, NamedTuple, TextIO
+from typing import Annotated, TextIO
 
 import typer
 
@@ -21,7 +21,7 @@ from unified_cache.components.layouts import (
     size_preset,
 )
 from unified_cache.core.byte_sizes import size_text
-from unified_cache.core.errors import ConfigError, LayoutError, did_you_mean
+from unified_cache.core.errors import LayoutError, did_you_mean
 from unified_cache.core.window import SPAN_ALL
 
 LAYOUT_EPILOG = """**Examples**
@@ -29,8 +29,6 @@ LAYOUT_EPILOG = """**Examples**
     unified-cache layout deepseek-v4-flash
 
     unified-cache layout path/to/config.json --page-size 64 --json
-
-    unified-cache layout llama-3.1-8b --storage-ratio .7 --gib-month-price .023
 """
 
 layout_app = typer.Typer(rich_markup_mode="markdown")
@@ -41,22 +39,8 @@ WIDTH_MIN = 100
 TIERS = {"device": False, "host": True, "storage": True}
 """Tier to whether its pages are sealed, with a header beside the payload."""
 
-GIB = 1 << 30
-
 PER_UNIT = ("bytes per page", "bytes per token")
 """Columns of a pool and of a component."""
-
-
-class StorageTerms(NamedTuple):
-    """Terms of storage: the bytes that it keeps, and their price."""
-
-    ratio: float = 1.0
-    """Bytes kept for each byte of a page."""
-    gib_month_price: float | None = None
-
-    def bytes_in(self, tier: str, true_bytes: int) -> int:
-        """Return the bytes that a tier keeps for so many of pages."""
-        return round(true_bytes * self.ratio) if tier == "storage" else true_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,22 +61,12 @@ class LayoutCommand(JsonOptions):
     dtype: Annotated[
         str | None, typer.Option(help="What K and V are kept in, as in bfloat16 or fp8; the model's own if absent.")
     ] = None
-    storage_ratio: Annotated[
-        float,
-        typer.Option(
-            help="Bytes that storage keeps for each byte of a page, above 0: .7 for compressed bfloat16.", max=1
-        ),
-    ] = 1.0
-    gib_month_price: Annotated[float | None, typer.Option(help="Price of a GiB in storage for a month.", min=0)] = None
 
     def run(self) -> None:
         """Lay out and show."""
-        if not self.storage_ratio > 0:
-            raise ConfigError(f"--storage-ratio must be more than 0, found {self.storage_ratio}")
         sized = self._sized()
-        storage = StorageTerms(self.storage_ratio, self.gib_month_price)
-        if not self.shown_as_json("layout", layout_as_json(sized, storage)):
-            print_layout(sys.stdout, sized, storage)
+        if not self.shown_as_json("layout", layout_as_json(sized)):
+            print_layout(sys.stdout, sized)
 
     def _sized(self) -> SizedLayout:
         by_hand = {"--layers": self.layers, "--heads": self.heads, "--head-dim": self.head_dim}
@@ -120,7 +94,7 @@ def size_named(config: str, *, page_size: int | None = None, dtype: str | None =
     return size_hf_config(Path(config), page_size=page_size, dtype=dtype)
 
 
-def layout_as_json(sized: SizedLayout, storage: StorageTerms = StorageTerms()) -> dict[str, object]:
+def layout_as_json(sized: SizedLayout) -> dict[str, object]:
     """Return what the tables show, as values that JSON has."""
     page_size = sized.layout.page_size
     return {
@@ -149,13 +123,11 @@ def layout_as_json(sized: SizedLayout, storage: StorageTerms = StorageTerms()) -
             for component in sized.layout.components
         ],
         "tokens": COST_TOKENS,
-        "storage_ratio": storage.ratio,
-        "gib_month_price": storage.gib_month_price,
         "cost": {
             tier: {
                 cost.component: {
-                    "dense_bytes": storage.bytes_in(tier, cost.dense_bytes),
-                    "trailing_bytes": storage.bytes_in(tier, cost.trailing_bytes),
+                    "dense_bytes": cost.dense_bytes,
+                    "trailing_bytes": cost.trailing_bytes,
                 }
                 for cost in sized.costs(sealed=sealed)
             }
@@ -164,7 +136,7 @@ def layout_as_json(sized: SizedLayout, storage: StorageTerms = StorageTerms()) -
     }
 
 
-def print_layout(stream: TextIO, sized: SizedLayout, storage: StorageTerms = StorageTerms()) -> None:
+def print_layout(stream: TextIO, sized: SizedLayout) -> None:
     """Print the pools, the components, and the cost by tier."""
     console = console_on(stream, WIDTH_MIN)
     title = f"{sized.architecture}, pages of {sized.layout.page_size:,} tokens"
@@ -180,7 +152,7 @@ def print_layout(stream: TextIO, sized: SizedLayout, storage: StorageTerms = Sto
     names = [component.name for component in sized.layout.components]
     kept = [column for name in names[1:] for column in (f"{name} dense", f"{name} trailing")]
     totals = ["all dense", "all trailing"] if len(names) > 1 else []
-    console.print_table((f"{COST_TOKENS:,} tokens", names[0], *kept, *totals), _cost_rows(sized, storage))
+    console.print_table((f"{COST_TOKENS:,} tokens", names[0], *kept, *totals), _cost_rows(sized))
     if len(sized.layout.components) > 1:
         console.print(
             "full: every page since the root. dense: the component kept at every page. "
@@ -207,7 +179,7 @@ def _per_unit(sized: SizedLayout, page_bytes: int) -> tuple[str, str]:
     return f"{page_bytes:,}", f"{page_bytes / sized.layout.page_size:,.2f}".removesuffix(".00")
 
 
-def _cost_rows(sized: SizedLayout, storage: StorageTerms) -> Iterator[tuple[str, ...]]:
+def _cost_rows(sized: SizedLayout) -> Iterator[tuple[str, ...]]:
     for tier, sealed in TIERS.items():
         first, *others = sized.costs(sealed=sealed)
         cells = [first.dense_bytes]
@@ -216,10 +188,7 @@ def _cost_rows(sized: SizedLayout, storage: StorageTerms) -> Iterator[tuple[str,
         if others:
             cells.append(first.dense_bytes + sum(cost.dense_bytes for cost in others))
             cells.append(first.dense_bytes + sum(cost.trailing_bytes for cost in others))
-        kept = [storage.bytes_in(tier, each) for each in cells]
-        yield (tier, *map(size_text, kept))
-        if tier == "storage" and storage.gib_month_price is not None:
-            yield ("a month", *(f"{each / GIB * storage.gib_month_price:,.4f}" for each in kept))
+        yield (tier, *map(size_text, cells))
 
 
 def _pages(count: int) -> str:

@@ -3,12 +3,13 @@
 import json
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from unified_cache.core.errors import InputError
 from unified_cache.core.page import Namespace
 
 StoreArgument = Annotated[
@@ -19,10 +20,6 @@ IdentityOption = Annotated[
 ]
 TOKENS_HELP = "Token ids: JSON lists, one or one a line, or ids with spaces between."
 TokensFileOption = Annotated[Path, typer.Option(metavar="FILE", help=TOKENS_HELP)]
-ExtraKeyOption = Annotated[str | None, typer.Option(help="Namespace of the prompts: extra key.")]
-CacheSaltOption = Annotated[str | None, typer.Option(help="Namespace of the prompts: cache salt.")]
-LoraIdOption = Annotated[str | None, typer.Option(help="Namespace of the prompts: adapter.")]
-TenantOption = Annotated[str | None, typer.Option(help="Namespace of the prompts: tenant.")]
 ModelOption = Annotated[
     str | None, typer.Option(metavar="MODEL", help="A preset, a config.json or a directory with one.")
 ]
@@ -44,8 +41,6 @@ LimitOption = Annotated[int | None, typer.Option(min=1, metavar="N", help="The t
 ReportOption = Annotated[
     Path | None, typer.Option(metavar="DIR", help="Write a page with pictures into this directory.")
 ]
-BigramsOption = Annotated[bool, typer.Option("--bigrams", help="Namespace of the prompts: pages of bigrams (EAGLE).")]
-
 JSON_FORMAT = 1
 """Raised when a field that was there means something else, or is there no more; new fields do not raise it."""
 
@@ -74,15 +69,31 @@ def _json_of(command: str, value: Mapping[str, object]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class NamespaceOptions:
-    """Options of a command about prompts in a store: the namespace that their pages are in."""
+    """Option of a command about prompts in a store: the namespace that their pages are in."""
 
-    extra_key: ExtraKeyOption = None
-    cache_salt: CacheSaltOption = None
-    lora_id: LoraIdOption = None
-    tenant: TenantOption = None
-    bigrams: BigramsOption = False
+    namespaced: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--namespace",
+            metavar="NAME=VALUE",
+            help="Namespace of the prompts, name by name: extra_key, cache_salt, lora_id, tenant; bigrams=yes (EAGLE).",
+        ),
+    ] = None
 
     @property
     def namespace(self) -> Namespace:
-        """Return the namespace that the options name."""
-        return Namespace(self.extra_key, self.cache_salt, self.lora_id, self.tenant, bigrams=self.bigrams)
+        """Return the namespace that the options name.
+
+        Raises:
+            InputError: a namespace has no such name, or no such value.
+        """
+        named = {name: value for name, _, value in (each.partition("=") for each in self.namespaced or ())}
+        known = {each.name for each in fields(Namespace)}
+        unknown = [name for name, value in named.items() if name not in known or not value]
+        if unknown or named.get("bigrams", "yes") != "yes":
+            raise InputError(
+                f"--namespace must be NAME=VALUE with one of {', '.join(sorted(known))}, and bigrams=yes alone, "
+                f"found {', '.join(self.namespaced or ())}"
+            )
+        texts = (named.get(name) for name in ("extra_key", "cache_salt", "lora_id", "tenant"))
+        return Namespace(*texts, bigrams="bigrams" in named)

@@ -13,7 +13,6 @@ import typer
 
 from unified_cache.cli.layout import size_named
 from unified_cache.cli.options import (
-    DtypeOption,
     EnginesOption,
     JsonOptions,
     KeepTailOption,
@@ -84,7 +83,6 @@ class ReplayCommand(JsonOptions):
         int | None, typer.Option(min=0, help="Pages of host memory (L2), without a model; 0 for none. [default: 20000]")
     ] = None
     model: ModelOption = None
-    dtype: DtypeOption = None
     device_bytes: Annotated[
         str | None, typer.Option(metavar="BYTES", help="True bytes of the model's device pools (L1). [default: 64GiB]")
     ] = None
@@ -119,7 +117,7 @@ class ReplayCommand(JsonOptions):
     def run(self) -> None:
         """Replay and show the result."""
         if self.model is None:
-            sizes = {"--device-bytes": self.device_bytes, "--host-bytes": self.host_bytes, "--dtype": self.dtype}
+            sizes = {"--device-bytes": self.device_bytes, "--host-bytes": self.host_bytes}
             _refuse({**sizes, "--keep-tail": self.keep_tail or None}, "need --model")
         else:
             pages = {"--device-pages": self.device_pages, "--host-pages": self.host_pages}
@@ -155,7 +153,7 @@ class ReplayCommand(JsonOptions):
         else:
             plan = ReplayPlan.of_model(
                 self.model,
-                size_named(self.model, page_size=self.page_size, dtype=self.dtype),
+                size_named(self.model, page_size=self.page_size),
                 Retention(self.keep_tail),
                 _bytes("--device-bytes", self.device_bytes, DEVICE_BYTES),
                 _bytes("--host-bytes", self.host_bytes, HOST_BYTES),

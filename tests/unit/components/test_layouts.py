@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unified_cache.cli.layout import LayoutCommand, layout_as_json, print_layout, size_named
+from unified_cache.cli.layout import layout_as_json, print_layout, size_named
 from unified_cache.components.deepseek_v4 import DeepSeekV4
 from unified_cache.components.layouts import (
     PRESETS,
@@ -24,7 +24,7 @@ from unified_cache.components.layouts import (
 )
 from unified_cache.components.layouts.hf_config import DRAFT_LAYERS
 from unified_cache.components.layouts.presets import PRESET_ALIASES
-from unified_cache.core.errors import ConfigError, LayoutError
+from unified_cache.core.errors import LayoutError
 from unified_cache.core.pool import HitPolicy, Identity, LayerPlace
 from unified_cache.core.seal import HEADER_BYTES
 from unified_cache.core.window import SPAN_ALL
@@ -435,13 +435,3 @@ def test_the_command_shows_every_pool_of_a_preset(name: str) -> None:
     assert all(len(line) <= 100 for line in lines)
     for pool in layout(name).pools:
         assert any(pool.name in line and f"{pool.page_bytes:,}" in line for line in lines)
-
-
-def test_the_command_prices_storage_by_what_it_keeps(capsys: pytest.CaptureFixture[str]) -> None:
-    LayoutCommand("llama-3.1-8b", storage_ratio=0.5, gib_month_price=0.02).run()
-    rows = {line.split()[0]: line.split()[1:] for line in capsys.readouterr().out.splitlines() if line.strip()}
-    (device, _), (storage, _), (_, price) = rows["device"], rows["storage"], rows["a"]
-    assert float(storage) == pytest.approx(float(device) / 2, rel=1e-3)
-    assert float(price) == pytest.approx(float(storage) * 0.02, rel=1e-3)
-    with pytest.raises(ConfigError, match="--storage-ratio must be more than 0"):
-        LayoutCommand("llama-3.1-8b", storage_ratio=0).run()
