@@ -141,18 +141,6 @@ def run_to_the_end(program: str, directory: Path) -> subprocess.CompletedProcess
     )
 
 
-OURS = sorted(path.stem for path in (ROOT / "examples").glob("*.py") if path.stem != "vllm_restart")
-"""Examples that import us; that of vLLM imports vLLM, and names us to it."""
-
-
-@pytest.mark.parametrize("name", OURS)
-def test_an_example_names_the_extra_that_is_missing(name: str, tmp_path: Path) -> None:
-    example = ROOT / "examples" / f"{name}.py"
-    program = f"{REFUSED.format('')}\nimport runpy\nrunpy.run_path({str(example)!r}, {{}}, '__main__')"
-    done = run_to_the_end(program, tmp_path)
-    assert "pip install 'unified-cache[" in done.stderr.splitlines()[-1]
-
-
 def test_every_public_name_and_the_readmes_example_work_with_torch_alone(tmp_path: Path) -> None:
     example = program_of((ROOT / "README.md").read_text(encoding="utf-8"))
     program = (
