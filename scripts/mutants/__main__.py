@@ -2,7 +2,6 @@
 
     python -m scripts.mutants                    all of them
     python -m scripts.mutants NAME ...           some
-    python -m scripts.mutants --by-simulation    by the simulator alone
 
 Works on a copy; the tree is not touched. Exit status 1 if a mutant survives.
 """
@@ -25,15 +24,11 @@ TIMEOUT_S = 600
 TEST_TIMEOUT_S = 60
 """Longest test; one that a mutant keeps from ending fails after it."""
 
-SIMULATION = ["-m", "tests.sim", "--first-violation"]
-"""What ``--by-simulation`` has to catch a mutant, instead of the tests."""
-
 
 def main() -> int:
     """Run the chosen mutants; print each and the score."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help="mutants to plant, all unless given")
-    parser.add_argument("--by-simulation", action="store_true", help="see which the simulator alone catches")
     given = parser.parse_args()
     unknown = set(given.names) - {mutant.name for mutant in MUTANTS}
     if unknown:
@@ -42,7 +37,7 @@ def main() -> int:
     survivors: list[str] = []
     for mutant in chosen:
         started_s = time.monotonic()
-        caught_by = caught(mutant, by_simulation=given.by_simulation)
+        caught_by = caught(mutant)
         taken_s = time.monotonic() - started_s
         sys.stdout.write(f"{'caught  ' if caught_by else 'SURVIVED'}  {mutant.name:48} {taken_s:5.0f} s  {caught_by}\n")
         sys.stdout.flush()
@@ -52,8 +47,8 @@ def main() -> int:
     return 1 if survivors else 0
 
 
-def caught(mutant: Mutant, *, by_simulation: bool) -> str:
-    """Return the test file that fails on the mutant, or what the simulator says; empty if nothing notices it."""
+def caught(mutant: Mutant) -> str:
+    """Return the test file that fails on the mutant; empty if nothing notices it."""
     with tempfile.TemporaryDirectory() as directory:
         copy = Path(directory)
         for part in ("unified_cache", "tests"):
@@ -62,10 +57,9 @@ def caught(mutant: Mutant, *, by_simulation: bool) -> str:
         path = copy / "unified_cache" / mutant.path
         path.write_text(planted(mutant, path.read_text()))
         pytest = ["-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--timeout", str(TEST_TIMEOUT_S)]
-        command = SIMULATION if by_simulation else [*pytest, *(mutant.tests or TESTS)]
         try:
             done = subprocess.run(  # noqa: S603 -- our own command
-                [sys.executable, *command],
+                [sys.executable, *pytest, *(mutant.tests or TESTS)],
                 cwd=copy,
                 env={**os.environ, "PYTHONPATH": directory, "UNIFIED_CACHE_TEST_FIRST_FAILURE": "1"},
                 timeout=TIMEOUT_S,
@@ -77,8 +71,6 @@ def caught(mutant: Mutant, *, by_simulation: bool) -> str:
             return f"not over after {TIMEOUT_S} s"
     if done.returncode not in (0, 1):
         raise SystemExit(f"{mutant.name}: its tests did not run:\n{done.stdout}{done.stderr}")
-    if by_simulation:
-        return "" if not done.returncode else (done.stdout or done.stderr.splitlines()[-1]).splitlines()[0]
     failed = re.search(r"^(?:FAILED|ERROR) (\S+?)(?:::| )", done.stdout, re.MULTILINE)
     return failed.group(1) if failed else ""
 

@@ -19,7 +19,7 @@ from shutil import copytree
 
 import pytest
 
-from tests.e2e.test_help import command_names
+from tests.e2e.test_help import commands
 from tests.sources import ROOT
 from tests.support.cluster import ask
 from tests.support.offline import LAYOUTS, PAGE_SIZE, PAGES, TOY, fill, flip, open_store
@@ -190,4 +190,4 @@ def check_golden(name: str, found: str) -> None:
 
 def test_every_command_has_a_golden_file() -> None:
     named = {path.stem.replace("-", " ") for path in GOLDEN.glob("*.txt")}
-    assert set(command_names()) == named - {"usage"}
+    assert set(commands()) == named - {"usage"}

@@ -1,20 +1,15 @@
-"""Habits of a command line: -h, completion, a log level, examples that can be copied, and help after a slip."""
+"""Habits of a command line: -h, completion, a log level, help after a slip, and no word of what is secret."""
 
 import logging
 import os
-import shlex
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from typer.core import TyperGroup
 
-from tests.e2e.test_help import deferred_commands
 from tests.sources import ROOT
 from tests.support.cluster import COMMAND, ask
-from unified_cache.cli.commands import DeferredCommand
-from unified_cache.cli.text import copyable, example
 
 TIMEOUT_S = 60
 
@@ -69,35 +64,6 @@ def test_whoever_stops_reading_ends_a_command_as_shells_expect(words: str) -> No
     ended = subprocess.run(command, check=False, stdout=writer, stderr=subprocess.PIPE, cwd=ROOT, timeout=TIMEOUT_S)
     os.close(writer)
     assert (ended.returncode, ended.stderr) == (141, b"" if "help" in words else ended.stderr)
-
-
-def code_in(text: str) -> list[list[str]]:
-    """Return the command lines of a text, each as words, with lines that end in a backslash joined."""
-    joined = "\n".join(line.strip() for line in text.splitlines()).replace("\\\n", " ")
-    return [shlex.split(line) for line in joined.splitlines() if line.startswith("unified-cache ")]
-
-
-@pytest.mark.parametrize("deferred", deferred_commands(), ids=lambda each: each.name)
-def test_the_examples_of_a_help_are_what_a_shell_reads_when_they_are_copied(
-    deferred: DeferredCommand, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    command = deferred.load()
-    names: list[tuple[str, ...]] = [(deferred.name or "",)]
-    epilogs = [command.epilog or ""]
-    if isinstance(command, TyperGroup):
-        names += [(deferred.name or "", name) for name in command.commands]
-        epilogs += [each.epilog or "" for each in command.commands.values()]
-    for name, epilog in zip(names, epilogs, strict=True):
-        shown = ask(*name, "--help").out
-        assert code_in(shown.partition("Examples")[2]) == code_in(epilog), name
-
-
-def test_a_long_example_is_cut_by_backslashes_and_reads_the_same() -> None:
-    line = "unified-cache replay trace.jsonl.gz --model deepseek-v4-flash --device-bytes 40GiB --host-bytes 500GiB"
-    for text in (example(line), copyable(f"Words.\n\n    {line}\n")):
-        assert code_in(text) == [shlex.split(line)]
-        assert max(map(len, text.splitlines())) < 80
 
 
 KEY = "9f" * 32

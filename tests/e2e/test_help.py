@@ -1,17 +1,23 @@
 """The help of every command shows how to call it, and waits for nothing that only commands need."""
 
 import json
+import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
 from functools import cache
+from typing import TYPE_CHECKING
 
 import pytest
 from typer.core import TyperGroup
 
 from tests.sources import ROOT
+from tests.support.cluster import ask
 from unified_cache.cli.commands import DeferredCommand, command_line
-from unified_cache.cli.main import app, run
+from unified_cache.cli.main import app
+from unified_cache.cli.text import copyable, example
+
+if TYPE_CHECKING:
+    from typer._click import Command
 
 HEAVY = frozenset({"torch", "transformers", "grpc", "matplotlib", "numpy", "google", "pydantic", "asyncio"})
 """Packages that take longer to import than help may take; so do our own rooms but for the command line."""
@@ -33,14 +39,17 @@ def deferred_commands() -> tuple[DeferredCommand, ...]:
     return tuple(each for each in found if isinstance(each, DeferredCommand))
 
 
-def command_names() -> Iterator[str]:
-    """Yield the name of every command, its group before it."""
+@cache
+def commands() -> "dict[str, Command]":
+    """Return every command by its name, its group before it."""
+    found: dict[str, Command] = {}
     for deferred in deferred_commands():
         command = deferred.load()
         if isinstance(command, TyperGroup):
-            yield from (f"{deferred.name} {name}" for name in command.commands)
+            found |= {f"{deferred.name} {name}": each for name, each in command.commands.items()}
         else:
-            yield deferred.name or ""
+            found[deferred.name or ""] = command
+    return found
 
 
 def modules_loaded_by(*arguments: str) -> list[str]:
@@ -75,9 +84,27 @@ def test_a_command_says_of_itself_what_the_list_says_of_it(deferred: DeferredCom
     assert " ".join(said.split("\n\n")[0].split()) == deferred.help
 
 
-@pytest.mark.parametrize("name", list(command_names()))
-def test_the_help_of_a_command_ends_in_an_example_of_it(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run([*name.split(), "--help"]) == 0
-    shown = " ".join(capsys.readouterr().out.split())
+def code_in(text: str) -> list[list[str]]:
+    """Return the command lines of a text, each as words, with lines that end in a backslash joined."""
+    joined = "\n".join(line.strip() for line in text.splitlines()).replace("\\\n", " ")
+    return [shlex.split(line) for line in joined.splitlines() if line.startswith("unified-cache ")]
+
+
+@pytest.mark.parametrize("name", [*commands(), "storage", "token"])
+def test_the_help_of_a_command_ends_in_examples_of_it_that_a_shell_reads_when_they_are_copied(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = ask(*name.split(), "--help").out
     assert "<bool>" not in shown, "a flag takes no value"
-    assert f"unified-cache {name} " in f"{shown.partition('Examples')[2]} "
+    examples = code_in(shown.partition("Examples")[2])
+    command = commands().get(name) or next(each.load() for each in deferred_commands() if each.name == name)
+    assert examples == code_in(command.epilog or "")
+    assert any(" ".join(words[1:]).startswith(name) for words in examples)
+
+
+def test_a_long_example_is_cut_by_backslashes_and_reads_the_same() -> None:
+    line = "unified-cache replay trace.jsonl.gz --model deepseek-v4-flash --device-bytes 40GiB --host-bytes 500GiB"
+    for text in (example(line), copyable(f"Words.\n\n    {line}\n")):
+        assert code_in(text) == [shlex.split(line)]
+        assert max(map(len, text.splitlines())) < 80
