@@ -21,9 +21,6 @@ from unified_cache.storage_backends.remote.url import RemoteOptions, parse_rest
 PARTS_AHEAD_BYTES = 8 << 20
 """Bytes of a stream that may be under way to a slow reader."""
 
-STREAM_BYTES_MAX = 1 << 30
-"""Of pages in one stream."""
-
 RECONNECT_MS_MIN = 100
 RECONNECT_MS_MAX = 2000
 """Pauses between attempts to reach a server that went away; meanwhile its calls fail at once."""

@@ -44,7 +44,6 @@ from unified_cache.storage_backends.protocol import (
 )
 from unified_cache.storage_backends.remote.answers import ScatterReader, answers_of
 from unified_cache.storage_backends.remote.server import (
-    STREAM_BYTES_MAX,
     Server,
     is_passing,
     storage_error,
@@ -123,19 +122,11 @@ class GatedMessages:
             self._messages.close()
 
 
-def cut(server: Server, numbers: Sequence[int], sizes: Sequence[int], time: RequestTime) -> Iterator[ServerBatch]:
+def cut(server: Server, numbers: Sequence[int], time: RequestTime) -> Iterator[ServerBatch]:
     """Cut the pages of one server into calls."""
     pages_max = min(PAGES_PER_CALL, server.agreed.pages_max if server.agreed is not None else PAGES_PER_CALL)
-    some: list[int] = []
-    total_bytes = 0
-    for number in numbers:
-        size = sizes[number] if sizes else 0
-        if some and (len(some) == pages_max or total_bytes + size > STREAM_BYTES_MAX):
-            yield ServerBatch(server, some, time)
-            some, total_bytes = [], 0
-        some.append(number)
-        total_bytes += size
-    yield ServerBatch(server, some, time)
+    for start in range(0, len(numbers), pages_max):
+        yield ServerBatch(server, list(numbers[start : start + pages_max]), time)
 
 
 def put_messages(server: Server, pages: Sequence[PageIO], level: Level) -> Generator[bytes, None, None]:
@@ -234,7 +225,7 @@ class RemoteStorage(Store):
                     for number, hit in zip(batch.numbers, reader.hits, strict=True):
                         hits[number] = hit
 
-            self._send_with_failover(labels, hits, Call.GET, exchange, list(map(page_bytes, pages)))
+            self._send_with_failover(labels, hits, Call.GET, exchange)
             return _complete(hits)
 
     def put(self, pages: Sequence[PageIO], level: Level) -> list[Answer]:
@@ -257,7 +248,7 @@ class RemoteStorage(Store):
                     stored[number] = where
 
             labels = [page.label for page in pages]
-            self._send_with_failover(labels, stored, Call.PUT, exchange, list(map(page_bytes, pages)))
+            self._send_with_failover(labels, stored, Call.PUT, exchange)
             return _complete(stored)
 
     def touch(self, labels: Sequence[Label]) -> None:
@@ -277,11 +268,9 @@ class RemoteStorage(Store):
             self._send_with_failover(labels, touched, Call.TOUCH, exchange)
 
     def remove(self, labels: Sequence[Label]) -> int:
-        """Remove pages from every server, once: any may have stood in for another. One that fails raises."""
+        """Remove pages from every server: any may have stood in for another, and counts too. One that fails raises."""
         with self._calls:
             known = [label for label in labels if label.identity in self._manifests]
-            # Of several servers each counts what it had, and they may share a store.
-            present = self._exists(known) if len(self._servers) > 1 else []
             removed_count = 0
             for server in self._servers:
                 for start in range(0, len(known), PAGES_PER_CALL):
@@ -290,7 +279,7 @@ class RemoteStorage(Store):
                     manifests = {label.identity: self._manifests[label.identity] for label in some}
                     reply = server.answer(Call.REMOVE, request, pb.RemoveReply, manifests)
                     removed_count += reply.removed_count
-            return removed_count if len(self._servers) == 1 else present.count(Answer.HIT)
+            return removed_count
 
     def clear(self, identity: bytes) -> int:
         """Clear a registered identity at every server, then raise for those that failed; a page of two counts twice."""
@@ -389,9 +378,8 @@ class RemoteStorage(Store):
         answers: list[Answer | None],
         call: Call,
         exchange: Callable[[ServerBatch], Exchange],
-        sizes: Sequence[int] = (),
     ) -> None:
-        """Get servers' answers for pages, of these lengths where bytes move, until every server was asked.
+        """Get servers' answers for pages, until every server was asked.
 
         Once more than that: one that has forgotten an identity says so, and the next try brings it.
         """
@@ -401,7 +389,7 @@ class RemoteStorage(Store):
         for tries_count in range(len(self._servers) + 1):
             if failed is not None and not time_left.left_s():
                 break
-            batches = self._batches(labels, sizes, waiting, tries_count, time_left)
+            batches = self._batches(labels, waiting, tries_count, time_left)
             failed = self._send_round(call, batches, labels, exchange) or failed
             waiting = [number for number in waiting if answers[number] is None]
             if not waiting:
@@ -472,7 +460,6 @@ class RemoteStorage(Store):
     def _batches(
         self,
         labels: Sequence[Label],
-        sizes: Sequence[int],
         waiting: Sequence[int],
         tries_count: int,
         time_left: RequestTime,
@@ -484,7 +471,7 @@ class RemoteStorage(Store):
             ranked = self._hash.ranked(labels[number].key)
             awake = (server for server in ranked if server not in resting)
             chosen.setdefault(next(awake, ranked[tries_count % len(ranked)]), []).append(number)
-        per_server = [cut(self._servers[number], numbers, sizes, time_left) for number, numbers in chosen.items()]
+        per_server = [cut(self._servers[number], numbers, time_left) for number, numbers in chosen.items()]
         batches = [batch for turn in zip_longest(*per_server) for batch in turn if batch is not None]
         return batches if len(batches) > 1 else [batch._replace(is_only=True) for batch in batches]
 
