@@ -117,13 +117,13 @@ TREE_MUTANTS = [
     ),
     Mutant(
         "a lock leaves the pages above it evictable",
-        "tree/counts.py",
+        "tree/node.py",
         "protection.children[tier] += 1 if is_protected else -1",
         "pass",
     ),
     Mutant(
         "pages that arrive under a lock count as evictable",
-        "tree/counts.py",
+        "tree/node.py",
         "if not held_count or node.locks[tier_component]:",
         "if not held_count:",
     ),

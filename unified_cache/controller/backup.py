@@ -77,7 +77,7 @@ class BackupRequest:
     @property
     def pages_count(self) -> int:
         """Pages that still have to be backed up."""
-        return sum([int(np.count_nonzero(states)) for states in self._states])
+        return int(sum(map(np.count_nonzero, self._states)))
 
     def waiting(self, component: int) -> Pages:
         """Return a mask of the pages of a component that still have to be backed up."""
@@ -355,17 +355,21 @@ class Backups:
     def _put_held(self, run: BackupRun, held: Sequence[PageCopies]) -> Generator[Job, Operation, None]:
         """Put pages that the host holds; they count as offered meanwhile, so that no write policy gives them twice."""
         stored, clears_count = self._ledger.stored, self._ledger.stored.clears_count
-        known = [stored.among(part.component, part.target) for part in held]
-        if not run.puts_again:
-            offered = [stored.offered(part.component, part.target) for part in held]
-            for part, mask, others in zip(held, known, offered, strict=True):
-                run.tally.already += run.request.take_off(part.component, part.pages[mask])
-                run.request.leave_out(part.component, part.pages[others], LeftOut.UNDER_WAY)
-            held = [part.where(~mask & ~others) for part, mask, others in zip(held, known, offered, strict=True)]
-            known = [np.zeros(len(part), np.bool_) for part in held]
-        for part, mask in zip(held, known, strict=True):
-            stored.offer(part.component, part.target[~mask])
-        whole: list[Pages] = [np.zeros(len(part), np.bool_) for part in held]
+        put: list[PageCopies] = []
+        known: list[Pages] = []
+        for part in held:
+            is_known = stored.among(part.component, part.target)
+            if not run.puts_again:
+                is_offered = stored.offered(part.component, part.target)
+                run.tally.already += run.request.take_off(part.component, part.pages[is_known])
+                run.request.leave_out(part.component, part.pages[is_offered], LeftOut.UNDER_WAY)
+                put.append(part.where(~is_known & ~is_offered))
+                known.append(np.zeros(len(put[-1].pages), np.bool_))
+            else:
+                put.append(part)
+                known.append(is_known)
+            stored.offer(part.component, put[-1].target[~known[-1]])
+        held, whole = put, list(map(np.zeros_like, known))
         try:
             whole = yield from self._put(run, held, known)
         finally:

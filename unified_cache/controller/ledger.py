@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 
 import numpy as np
+import numpy.typing as npt
 
 from unified_cache.controller.memory import PageMemory
 from unified_cache.controller.page_changes import PageChanges
@@ -378,18 +379,21 @@ class Ledger:
 
         They count for the slowest tier without which it could not resume there; for the next request, as the device's.
         """
-        end, components = found.device_end, range(len(self.layout.components))
+        end, spans = found.device_end, found.spans
         if not self._has_brought:
             return Hits(device=end)
-        slots = [np.maximum(found.slots(Tier.DEVICE, number, 0, end), 0) for number in components]
-        brought = [marks[held] for marks, held in zip(self._brought[Tier.DEVICE], slots, strict=True)]
-        if not any(marks.any() for marks in brought):
+        slots: list[Slots] = []
+        brought: list[npt.NDArray[np.int8]] = []
+        for number, marks in enumerate(self._brought[Tier.DEVICE]):
+            held = np.maximum(found.slots(Tier.DEVICE, number, 0, end), 0)
+            slots.append(held)
+            brought.append(marks[held])
+        if not any(map(np.any, brought)):
             return Hits(device=end)
-        spans = [component.span for component in self.layout.components]
         ends = [0, 0]
         for number, nearest in enumerate((FROM_HOST, FROM_STORAGE)):
             lacking = [(held == 0) | (marks >= nearest) for held, marks in zip(slots, brought, strict=True)]
-            ends[number] = last_end(restorable_ends(spans, lacking, 0, end, [0 for _ in spans]))
+            ends[number] = last_end(restorable_ends(spans, lacking, 0, end, [0] * len(spans)))
         for marks, held, start in zip(self._brought[Tier.DEVICE], slots, self.windows(end), strict=True):
             marks[held[start:]] = 0
         return Hits.of_ends(ends[0], ends[1], end)

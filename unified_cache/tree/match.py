@@ -9,8 +9,7 @@ from unified_cache.core.errors import StaleMatchError
 from unified_cache.core.page import TOKEN_BYTES, PageMedia, Prompt, media_between, media_mark
 from unified_cache.core.pool import Pages, Slots, Tier, all_pages, no_slots
 from unified_cache.core.window import last_end, restorable_ends, window, window_counts
-from unified_cache.tree.counts import TreeCounts
-from unified_cache.tree.node import ANYWHERE, ON_DEVICE, Node
+from unified_cache.tree.node import ANYWHERE, ON_DEVICE, Node, TreeCounts
 
 
 @dataclass(slots=True)

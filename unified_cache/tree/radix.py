@@ -25,10 +25,9 @@ from unified_cache.core.page import NO_MEDIA, TOKEN_BYTES, PageMedia, Prompt, me
 from unified_cache.core.pool import Component, Slots, Tier, no_slots, numbers_of
 from unified_cache.core.slots import MapChange
 from unified_cache.core.window import window
-from unified_cache.tree.counts import CHANGED_NODES_MAX, TreeCounts
 from unified_cache.tree.eviction_queues import EvictionQueues
 from unified_cache.tree.match import Match, find, node_at, path_slots
-from unified_cache.tree.node import ANYWHERE, UNNAMED, Node
+from unified_cache.tree.node import ANYWHERE, CHANGED_NODES_MAX, UNNAMED, Node, TreeCounts
 
 NO_HITS = Hits()
 

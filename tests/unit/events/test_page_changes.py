@@ -395,4 +395,6 @@ def holds(toy: ToyEngine, key: bytes) -> bool:
     """Tell whether the store has every object of a Full page."""
     storage = toy.cache._storage
     assert storage is not None
-    return all(all(storage.backend.exists(storage.labels([key], pool))) for pool in storage.pools(0))
+    return all(
+        all(storage.backend.exists(storage.labels([key], pool))) for number, pool in storage.read_order if number == 0
+    )
