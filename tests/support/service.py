@@ -79,6 +79,8 @@ class Notes:
     audits: list[AuditEntry] = field(default_factory=list)
     puts_count: Counter[Answer] = field(default_factory=Counter)
     """Pages that were put, by answer."""
+    reads_count: Counter[tuple[str, Answer]] = field(default_factory=Counter)
+    """Pages that were asked for, by tenant and answer."""
 
     @property
     def kinds(self) -> list[str]:
@@ -90,6 +92,7 @@ class Notes:
 
     def pages_looked_up(self, tenant: str, pool: str, answer: Answer, count: int) -> None:
         assert count > 0
+        self.reads_count[tenant, answer] += count
 
     def pages_put(self, tenant: str, pool: str, answer: Answer, count: int) -> None:
         self.puts_count[answer] += count

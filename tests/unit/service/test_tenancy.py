@@ -1,8 +1,10 @@
 """Tenants never share a page, and cannot tell that another has one; what each may store is bounded."""
 
 import random
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from threading import Event, Thread
@@ -41,8 +43,9 @@ from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.manifest import manifest_of, model_of_tenant, tenant_of
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.offline.stores import identities_of
-from unified_cache.storage_backends.protocol import Capability, PageIO, Store
-from unified_cache.storage_backends.wrappers.layer import StorageLayer
+from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, Store
+from unified_cache.storage_backends.wrappers.layer import Method, StorageLayer
+from unified_cache.testing.storage_contract import sealed_page
 
 TAKEN_BYTES = StoreKind.FILE.taken_bytes(OBJECT_BYTES)
 """What a page takes of a file store."""
@@ -503,3 +506,112 @@ def test_a_manifest_that_does_not_describe_its_identity_is_no_tenant_s() -> None
     forged.CopyFrom(ours)
     forged.model = model_of_tenant("other", "m")
     assert (tenant_of(ours), tenant_of(forged)) == ("acme", "")
+
+
+# What is counted
+
+
+class FickleStorage(StorageLayer):
+    """Declines puts, or fails at calls, as it is told to; every level is the same to it."""
+
+    declines = False
+    failing: Method | None = None
+
+    def exists(self, labels: Sequence[Label]) -> list[Answer]:
+        if self.failing is Method.EXISTS:
+            raise StorageError("it fails on purpose", retryable=True)
+        return super().exists(labels)
+
+    def put(self, pages: Sequence[PageIO], level: Level) -> list[Answer]:
+        if self.failing is Method.PUT:
+            raise StorageError("it fails on purpose", retryable=True)
+        return [Answer.DECLINED] * len(pages) if self.declines else super().put(pages, Level.CACHED)
+
+
+class TwoTenants:
+    """Two tenants of a store in memory, which may store five pages each and eight together."""
+
+    def __init__(self) -> None:
+        self.memory, self.notes = MemoryStorage(), Notes()
+        self.fickle = FickleStorage(self.memory)
+        cap_bytes = 8 * OBJECT_BYTES
+        self.usage = TenantUsage(QuotaSettings(stored_bytes_max=5 * OBJECT_BYTES), 12, cap_bytes)
+        self.store = TenantStore(self.fickle, self.usage, self.notes)
+        registry = Registry(Limits())
+        self.manifests = {name: registry.add(Caller(name, Role.WRITER), MANIFEST).stored for name in ("a", "b")}
+
+    def labels(self, name: str, numbers: Iterable[int]) -> list[Label]:
+        return [Label(self.manifests[name].identity, key(number), "kv") for number in numbers]
+
+    def put(self, name: str, numbers: Iterable[int], level: Level = Level.CACHED) -> list[Answer]:
+        pages = [sealed_page(each, OBJECT_BYTES) for each in self.labels(name, numbers)]
+        return self.store.put(name, pages, level, {self.manifests[name].identity: self.manifests[name]})
+
+    def held(self) -> dict[str, int]:
+        """Bytes that the store has of each tenant."""
+        counts = {name: len(self.memory.scan(each.identity).objects) for name, each in self.manifests.items()}
+        return {name: count * OBJECT_BYTES for name, count in counts.items() if count}
+
+
+def test_bytes_and_pages_of_each_tenant_are_those_in_the_store_after_every_call() -> None:
+    rng = random.Random(1)
+    two, happened = TwoTenants(), Counter[str]()
+    for _ in range(600):
+        name, some = rng.choice("ab"), [rng.randrange(9) for _ in range(rng.randrange(1, 4))]
+        two.fickle.declines = rng.random() < 0.2
+        two.fickle.failing = Method.PUT if rng.random() < 0.2 else None
+        match rng.choice(["put", "put", "durable", "read", "remove", "clear", "touch"]):
+            case "put":
+                with suppress(Refused):
+                    happened[" ".join(sorted({each.value for each in two.put(name, some)}))] += 1
+            case "durable":
+                with suppress(Refused):
+                    two.put(name, some, Level.DURABLE)
+            case "read":
+                asked = two.labels(name, some)
+                happened["hit"] += sum(bool(answer) for answer, _ in two.store.read(name, asked, OBJECT_BYTES))
+            case "remove":
+                happened["removed"] += two.store.remove(name, two.labels(name, some))
+            case "clear" if rng.random() < 0.2:
+                happened["cleared"] += two.store.clear(name, two.manifests[name].identity)
+            case _:
+                two.store.touch(name, two.labels(name, some))
+        assert two.usage.by_tenant() == two.held()
+    assert min(happened[each] for each in ("stored", "declined", "unavailable", "hit", "removed", "cleared")) > 5
+
+
+@pytest.mark.parametrize("again", ["put", "read", "remove", "clear"])
+def test_pages_that_come_again_or_went_take_nothing_of_the_bounds_that_all_tenants_share(again: str) -> None:
+    two = TwoTenants()
+    for _ in range(20):
+        assert two.put("a", range(4)) == [Answer.STORED] * 4
+        match again:
+            case "read":
+                two.store.read("a", two.labels("a", range(4)), OBJECT_BYTES)
+            case "remove":
+                assert two.store.remove("a", two.labels("a", [0, 1, 2, 3, 0])) == 4
+            case "clear":
+                assert two.store.clear("a", two.manifests["a"].identity) == 4
+            case _:
+                two.put("a", [0, 0, 1])
+    assert two.put("b", range(4)) == [Answer.STORED] * 4
+    assert two.usage.evicted_count().total() == 0
+
+
+def test_every_page_that_is_asked_for_or_put_counts_once_by_its_answer() -> None:
+    two = TwoTenants()
+    two.put("a", [0, 1, 1])
+    two.put("a", [1, 2])
+    two.fickle.declines = True
+    two.put("a", [3, 0])
+    assert two.notes.puts_count == {Answer.STORED: 5, Answer.DECLINED: 1}
+    two.store.exists("a", two.labels("a", [0, 1, 7]))
+    assert two.notes.reads_count == {("a", Answer.HIT): 2, ("a", Answer.MISS): 1}
+    two.store.read("a", two.labels("a", [0, 8, 9]), OBJECT_BYTES)
+    two.fickle.failing = Method.EXISTS
+    two.store.exists("b", two.labels("b", [0, 1]))
+    assert two.notes.reads_count == {
+        ("a", Answer.HIT): 3,
+        ("a", Answer.MISS): 3,
+        ("b", Answer.UNAVAILABLE): 2,
+    }

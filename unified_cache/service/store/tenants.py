@@ -151,7 +151,8 @@ class TenantStore:
         for pool, answer, count in _by_pool(list(answers), list(answers.values()), _PUTS):
             self._observer.pages_put(tenant, pool, answer, count)
         declined = [label for label in labels if not answers[label]]
-        self.usage.drop(tenant, declined)
+        # One that the store has keeps its place there, also where it cannot be made durable.
+        self.usage.drop(tenant, [label for label in declined if label in new])
         if declined and known is None:
             raise Refused(grpc.StatusCode.UNAVAILABLE, "the store does not answer")
         return [answers[label] for label in labels]
