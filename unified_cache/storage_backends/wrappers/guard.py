@@ -10,6 +10,7 @@ On most threads a call is handed over to a thread of the guard's own, and the ca
 runs a ``BoundedCall``, which somebody else waits for anyway, it runs in place, as a ``StoreStep`` of that.
 """
 
+import math
 import random
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -36,7 +37,7 @@ from unified_cache.storage_backends.wrappers.layer import Method, StorageLayer, 
 DECLARATION_S = 60.0
 """Longest wait for a store to say what it can do, and with it how long its other calls may take."""
 
-Result = TypeVar("Result", covariant=True)
+Result = TypeVar("Result")
 
 
 def declared_capability(backend: Store, clock: Callable[[], float] = time.monotonic) -> Capability:
@@ -110,27 +111,20 @@ class StorageGuard(StorageLayer):
         return self._asked(Method.EXISTS, len(labels), partial(self._backend.exists, labels))
 
     def get(self, pages: Sequence[PageIO]) -> list[Answer]:
-        """Fill each page's buffers, in several calls if need be."""
+        """Fill each page's buffers, again if need be."""
         return self._asked(Method.GET, len(pages), partial(self._backend.get, pages))
 
     def put(self, pages: Sequence[PageIO], level: Level) -> list[Answer]:
-        """Store pages, in several calls if need be. A page that was stored by a call that failed is put once more."""
+        """Store pages, again if need be; a page that was stored by a call that failed, too."""
         return self._asked(Method.PUT, len(pages), partial(self._backend.put, pages, level))
 
     def touch(self, labels: Sequence[Label]) -> None:
         """Make pages recent; none while the breaker is open."""
-        admission = self._admit(Method.TOUCH)
-        if admission is not None:
-            with admission:
-                self._within(self._due_s(), Method.TOUCH, partial(self._backend.touch, labels), admission)
+        self._unless_paused(Method.TOUCH, partial(self._backend.touch, labels), None)
 
     def remove(self, labels: Sequence[Label]) -> int:
         """Remove objects; none while the breaker is open."""
-        admission = self._admit(Method.REMOVE)
-        if admission is None:
-            return 0
-        with admission:
-            return self._within(self._due_s(), Method.REMOVE, partial(self._backend.remove, labels), admission)
+        return self._unless_paused(Method.REMOVE, partial(self._backend.remove, labels), 0)
 
     def close(self, timeout_s: float | None = None) -> None:
         """Refuse calls, let those in flight return, close the wrapped backend; wait ``timeout_s`` or the deadline.
@@ -167,6 +161,13 @@ class StorageGuard(StorageLayer):
         with admission:
             return self._within(self._due_s(), method, work, admission)
 
+    def _unless_paused(self, method: Method, work: Callable[[], Result], otherwise: Result) -> Result:
+        admission = self._admit(method)
+        if admission is None:
+            return otherwise
+        with admission:
+            return self._within(self._due_s(), method, work, admission)
+
     def _due_s(self) -> float:
         """Return when a call that begins now is late."""
         call = current_call()
@@ -184,24 +185,22 @@ class StorageGuard(StorageLayer):
         admission = self._admit(method)
         if admission is None:
             return [Answer.UNAVAILABLE] * asked_count
+        pauses_s = iter(self._pauses_s)
         with admission:
-            for pause_s in self._pauses_s:
+            while True:
                 try:
-                    return self._checked(method, asked_count, self._within(due_s, method, ask, admission))
+                    answers = self._within(due_s, method, ask, admission)
+                    check_answers(self._backend, method, answers, asked_count)
+                    return answers
                 except StorageTimeoutError:
                     raise
                 except StorageError as error:
-                    slept_s = pause_s * self._rng.uniform(0.5, 1.0)
-                    if not error.retryable or self._clock() + slept_s >= due_s:
+                    pause_s = next(pauses_s, math.inf) * self._rng.uniform(0.5, 1.0)
+                    if not error.retryable or self._clock() + pause_s >= due_s:
                         raise
-                self._sleep(slept_s)
+                self._sleep(pause_s)
                 with self._changed:
                     self.retries_count += 1
-            return self._checked(method, asked_count, self._within(due_s, method, ask, admission))
-
-    def _checked(self, method: Method, asked_count: int, answers: list[Answer]) -> list[Answer]:
-        check_answers(self._backend, method, answers, asked_count)
-        return answers
 
     def _within(self, due_s: float, method: Method, work: Callable[[], Result], admission: Admission | None) -> Result:
         """Make one call of the store that is late at ``due_s``, as a step of the ``BoundedCall`` that this thread runs.
