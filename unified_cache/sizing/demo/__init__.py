@@ -16,5 +16,3 @@ with needs_extra("demo", "the demo"):
     for name in ("torch", "transformers", "jinja2"):
         if find_spec(name) is None:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-
-__all__ = ()

@@ -59,23 +59,30 @@ def _notes(result: PlanResult) -> list[str]:
     return [*lines, *result.model.sized.left_out]
 
 
+def _marks(result: PlanResult, tier: str) -> list[str]:
+    """Return for each point of a curve whether it is the best, or where the curve flattens most; empty for others."""
+    knee = result.knees()[tier]
+    return [
+        ", ".join(
+            [*(["best"] if point is result.best else []), *(["knee"] if point.sizes.by_tier()[tier] == knee else [])]
+        )
+        for point in result.curve(tier)
+    ]
+
+
 def _curve_table(result: PlanResult, tier: str) -> TableSection:
     """Return a row for each combination that differs from the best in one tier."""
-    knee = result.knees()[tier]
-    rows: list[tuple[str, ...]] = []
-    for point in result.curve(tier):
-        size = point.sizes.by_tier()[tier]
-        costs = point.costs
-        rows.append(
-            (
-                size_text(size),
-                *(f"{ratio:.2%}" for ratio in (*point.tier_ratios.values(), point.hit_ratio, point.bound_ratio)),
-                f"{costs.ttft_p50_s:,.2f} s",
-                f"{costs.ttft_p99_s:,.2f} s",
-                f"{costs.cost_per_million_tokens:.4f}",
-                ", ".join([*(["best"] if point is result.best else []), *(["knee"] if size == knee else [])]),
-            )
+    rows = [
+        (
+            size_text(point.sizes.by_tier()[tier]),
+            *(f"{ratio:.2%}" for ratio in (*point.tier_ratios.values(), point.hit_ratio, point.bound_ratio)),
+            f"{point.costs.ttft_p50_s:,.2f} s",
+            f"{point.costs.ttft_p99_s:,.2f} s",
+            f"{point.costs.cost_per_million_tokens:.4f}",
+            mark,
         )
+        for point, mark in zip(result.curve(tier), _marks(result, tier), strict=True)
+    ]
     return TableSection(f"By size of {NAMES[tier]}", (tier, *CURVE_COLUMNS), rows)
 
 
@@ -124,27 +131,16 @@ def _settings(result: PlanResult) -> list[tuple[str, str]]:
 
 
 def _curve(result: PlanResult, tier: str) -> BandChart:
-    curve = result.curve(tier)
-    knee = result.knees()[tier]
+    curve, marks = result.curve(tier), _marks(result, tier)
     sizes = [point.sizes.by_tier()[tier] for point in curve]
-    highlights = [
-        ", ".join(
-            ([f"knee at {bytes_text(size)}"] if size == knee else []) + (["best"] if point is result.best else [])
-        )
-        for size, point in zip(sizes, curve, strict=True)
-    ]
-    highlights_text = "; ".join(
-        highlight if highlight.startswith("knee") else f"{highlight} at {bytes_text(size)}"
-        for size, highlight in zip(sizes, highlights, strict=True)
-        if highlight
-    )
+    circles = "; ".join(f"{mark} at {bytes_text(size)}" for size, mark in zip(sizes, marks, strict=True) if mark)
     return BandChart(
-        title=f"Share of the tokens handed back, by size of {NAMES[tier]}; circles: {highlights_text}",
+        title=f"Share of the tokens handed back, by size of {NAMES[tier]}; circles: {circles}",
         position_name=NAMES[tier],
         positions=[size / GIB for size in sizes],
-        position_notes=highlights,
+        position_notes=marks,
         bands=series_of(TIERS, [point.tier_ratios for point in curve]),
         bound=Series("clairvoyant", [point.bound_ratio for point in curve]),
         position_labels=[bytes_text(size) for size in sizes],
-        marked=[number for number, highlight in enumerate(highlights) if highlight],
+        marked=[number for number, mark in enumerate(marks) if mark],
     )
