@@ -63,12 +63,11 @@ def encrypted(backend: Store) -> Store:
     return CodedStorage(backend, CodingChoice(compress=True, keys=KEYS))
 
 
-WRAPS: tuple[Wrap, ...] = (metered, guarded, faulty, stacked)
 STORES: list[tuple[str, int | None, Wrap]] = [
     (name, bytes_max, bare) for name in OPENED for bytes_max in (None, ROOM_BYTES_MAX)
 ]
-STORES += [(name, ROOM_BYTES_MAX, VerifiedStorage) for name in OPENED]
-STORES += [(name, ROOM_BYTES_MAX, wrap) for name in ("memory", "file") for wrap in WRAPS]
+STORES += [(name, ROOM_BYTES_MAX, wrap) for name in OPENED for wrap in (VerifiedStorage, stacked)]
+STORES += [("memory", ROOM_BYTES_MAX, wrap) for wrap in (metered, guarded, faulty)]
 STORES += [(name, ROOM_BYTES_MAX, wrap) for name in OPENED for wrap in (compressed, encrypted)]
 
 

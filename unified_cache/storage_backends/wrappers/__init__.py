@@ -1,8 +1,9 @@
 """Wrappers over any store: each is a ``Store`` around another, adds one thing, and composes with the rest.
 
-Innermost first, as an engine stacks them::
+Innermost first, as a cache stacks them; an engine's store and a service verify within the guard::
 
-    MeteredStorage    what the store itself does, call by call
+    CodedStorage      pages are compressed, encrypted or both, where the URL or who wrote them says so
+    MeteredStorage    what the store itself does, call by call, is counted
     StorageGuard      a call that hangs becomes an error, faults that pass are not seen, a failing store is paused
     VerifiedStorage   no wrong byte comes through, whatever happens below
 
