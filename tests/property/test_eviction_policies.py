@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from tests.support.budget import examples
+from tests.support.budget import examples, fresh_seeds
 from tests.support.components import toy_components
 from unified_cache.core.config import EvictionConfig, EvictionPolicy
 from unified_cache.core.page import Prompt
@@ -202,7 +202,7 @@ def history(naive: Naive, rng: random.Random, steps: int) -> None:
 @pytest.mark.parametrize("spans", [(SPAN_ALL,), (SPAN_ALL, 1), (SPAN_ALL, 3)], ids=str)
 @pytest.mark.parametrize("kind", EvictionPolicy, ids=lambda kind: kind.value)
 def test_every_victim_is_the_one_that_the_policy_names(kind: EvictionPolicy, spans: tuple[int, ...]) -> None:
-    for seed in range(examples(2, 30)):
+    for seed in fresh_seeds(examples(2, 30)):
         naive = Naive(spans, kind)
         history(naive, random.Random(seed), steps=120)
         assert naive.victims_count >= 20, "a history that evicts little proves little"

@@ -54,6 +54,7 @@ class SimEngine:
         self.subject: Contents = np.empty(0, np.int64)
         """Pages of the prompt that the step now is about."""
         self.happened: Counter[str] = Counter()
+        self.rounds_max = ROUNDS_MAX
 
     def begin(self) -> object:
         """Match, lock, allocate and compute the next prompt; of windows what a resume needs, or all, or nothing."""
@@ -209,7 +210,7 @@ class SimEngine:
         What faults have left in the store shows when it is read, and is mended by the next round.
         """
         prompt, numbers = self.prompts.next()
-        for _ in range(ROUNDS_MAX):
+        for _ in range(self.rounds_max):
             for leg in (self.cache.prefetch, self.cache.load):
                 leg(prompt)
                 self.cache.wait_all(SETTLE_S)

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from unittest.mock import patch
 
 from tests.sim.schedule import TRANSFERS
-from tests.sim.simulation import SimTally, Simulation
+from tests.sim.simulation import CHECK_EVERY, SimTally, Simulation
+from tests.support.ranks import ThreadRanks, digest_of, in_threads
 from unified_cache.controller import jobs
 from unified_cache.core.errors import CacheError
 
@@ -119,6 +120,32 @@ def _run_seed(seed: int, operations: int, report: SimReport) -> None:
     finally:
         report.cpu_s += time.process_time() - began_s
         report.add(seed, simulation)
+
+
+def run_ranks(seed: int, operations: int, size: int) -> int:
+    """Run a seed on several ranks, each with luck and a store of its own; return how many prefetches ended well.
+
+    Their trees, slots, pins and marks are the same after every few operations, and what they tell of transfers is.
+    """
+
+    def live(ranks: ThreadRanks) -> tuple[list[str], Counter[str]]:
+        simulation = Simulation(seed, faulty=is_faulty(seed), ranks=ranks)
+        digests: list[str] = []
+        for number in range(operations):
+            simulation.step(number)
+            if number % CHECK_EVERY == 0:
+                digests.append(digest_of(simulation.cache))
+        simulation.wait_all()
+        told = {kind: count for kind, count in simulation.tally.happened.items() if kind.startswith("prefetch")}
+        return digests, Counter(told)
+
+    with patch.object(jobs, "BATCH_OBJECTS", BATCH_OBJECTS):
+        found = in_threads(size, live)
+    for rank, (digests, told) in enumerate(found):
+        at = next((at for at, pair in enumerate(zip(digests, found[0][0], strict=True)) if len(set(pair)) > 1), None)
+        assert at is None, f"rank {rank} differs from rank 0 after operation {at * CHECK_EVERY} of seed {seed}"
+        assert told == found[0][1], f"rank {rank} tells of other transfers than rank 0"
+    return found[0][1]["prefetch done"]
 
 
 def run_seeds(

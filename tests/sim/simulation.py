@@ -5,6 +5,7 @@ import math
 import random
 from collections import Counter
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -23,13 +24,16 @@ from tests.sim.workers import LaggingWorkers, ScheduledJob
 from tests.support.cache_model import Flow, flow_of, prompt_of
 from tests.support.clock import ManualClock
 from tests.support.faulty_storage import FaultyStorage
+from tests.support.operations import head_of
+from tests.support.ranks import Declining
 from tests.support.store_calls import WatchedStorage
 from tests.support.tables import check_tables
 from tests.support.waiting import wait_until
 from unified_cache.cache.cache import UnifiedCache
-from unified_cache.controller import Controller, LayerwiseLoad, NotStarted, Operation, OperationState
+from unified_cache.controller import LayerwiseLoad, NotStarted, Operation, OperationState
 from unified_cache.controller.backup_scheduler import RETRY_PAUSE_S_MAX
 from unified_cache.controller.jobs import BackupJob, FetchJob, LoadJob
+from unified_cache.controller.ranks import LocalRanks, RankGroup
 from unified_cache.core.config import WritePolicy
 from unified_cache.core.page import Prompt
 from unified_cache.core.pool import Identity, Pages, Tier
@@ -39,6 +43,8 @@ from unified_cache.storage_backends.common.opening import MENDED_PAUSE_S
 OPERATION_S_MAX = 0.002
 """Time that an operation of the owner takes, at most."""
 DELAY_S = 0.05  # of a store
+DECLINE_RATE = 0.05
+"""Per allocation of a transfer of one rank of several: others may have had that room."""
 REQUESTS_MAX = 5
 TASKS_MAX = 14
 ARRIVALS_MAX = 2
@@ -51,7 +57,7 @@ SETTLE_PAUSES_MAX = 200
 SERVED_AFTER = 5
 """Prompts that must be served as ever once all faults have stopped."""
 IDENTITY = Identity("simulated")
-EXPECTED = ("on purpose", "were put", "was cancelled", "took longer than")
+EXPECTED = ("on purpose", "were put", "was cancelled", "took longer than", "failed on ranks")
 """What an operation may fail with, in the words of whoever made it fail; anything else is a bug."""
 
 _NO_NUMBERS: Contents = np.empty(0, np.int64)
@@ -76,37 +82,40 @@ AWAY_RATE = 0.15
 class Simulation:
     """One simulation: the operations of a seed, one by one. Raises AssertionError at the first broken promise."""
 
-    def __init__(self, seed: int, *, faulty: bool) -> None:
+    def __init__(self, seed: int, *, faulty: bool, ranks: RankGroup = LocalRanks()) -> None:
         self.cell: Cell = CELLS[seed % len(CELLS)]
         self.rng = random.Random(seed)
-        self.faults = Faults(self.rng, on=False)
+        self.is_group = ranks.size > 1
+        own = random.Random(f"rank {ranks.rank} of {seed}") if self.is_group else self.rng
+        self.faults = Faults(own, on=False)
         self.clock = ManualClock()
         self.numbers = KeyNumbers()
         self.memory = ContentMemory(self.cell)
         layout = self.cell.layout
-        self.owners = IDENTITY.owners(layout)
+        identity = replace(IDENTITY, shard=head_of(ranks).shard) if self.is_group else IDENTITY
+        self.owners = identity.owners(layout)
         audit = JobAudit(layout, self.owners, self.memory, lambda label: label in self.stored._pages)
-        self.workers = LaggingWorkers(self.rng, self.clock, self.memory, self.faults, audit)
-        self.stored = DecliningStorage(self.cell.stored_bytes, self.faults, self.rng)
-        self.store = FaultyStorage(self.stored, self.faults, self.rng, delay_s=DELAY_S, sleep=self.clock.sleep)
+        self.workers = LaggingWorkers(own, self.clock, self.memory, self.faults, audit)
+        self.stored = DecliningStorage(self.cell.stored_bytes, self.faults, own)
+        self.store = FaultyStorage(self.stored, self.faults, own, delay_s=DELAY_S, sleep=self.clock.sleep)
         self.config = config = config_of(self.cell, seed)
-        self.cache = UnifiedCache.assemble(layout, config, self.memory, self.workers, IDENTITY, None)
-        self.cache._scheduler._clock = self.clock
+        self.cache = UnifiedCache(layout, config, self.memory, self.workers, identity, ranks, self.clock)
         self.liveness = Liveness(self.cache, self.owners)
         self.away: ArrivingStorage | None = None
         """The store that the cache waits for."""
         self.tally = SimTally()
-        if self.rng.random() < AWAY_RATE:
+        if self.rng.random() < AWAY_RATE and not self.is_group:
             self.await_store()
         else:
             self.attach()
         self.faults.on = faulty
-        self.cache._controller = self.cache._scheduler._controller = Controller(
-            self.workers, config.operations_max, config.operation_timeout_s, clock=self.clock
-        )
+        self.declining = Declining(own, DECLINE_RATE if self.is_group and faulty else 0.0)
+        if self.is_group:
+            self.declining.install(self.cache)
         self.tree = self.cache._ledger.tree
         self.audit = Audit(self.cache, self.tree, self.memory, self.numbers)
         self.engine = SimEngine(self.cell, self.rng, self.cache, self.tree, self.audit)
+        self.engine.rounds_max *= ranks.size
         self.components = len(layout.components)
         self.requests = self.engine.requests
         self.prompts = self.engine.prompts
@@ -171,7 +180,9 @@ class Simulation:
         """Do one operation, and look at all that it may have changed."""
         self.clock.sleep(self.rng.random() * OPERATION_S_MAX)
         before = self.audit.picture
-        outcome = self.acts[kind]()
+        has_transfers = kind in ("backup", "load", "prefetch", "poll") and self.faults.on
+        with self.declining.armed() if has_transfers else nullcontext():
+            outcome = self.acts[kind]()
         has_begun_others = self.watch_policy()
         self.note(kind, outcome)
         if kind == "work" or outcome is None:
@@ -187,7 +198,7 @@ class Simulation:
         while self.arrivals:
             self.do("leave")
         for _ in range(SETTLE_STEPS_MAX):
-            if not self.workers.tasks and not self.operations:
+            if not self.operations:
                 break
             self.do("work")
             self.do("poll")
@@ -204,7 +215,7 @@ class Simulation:
     def fill(self) -> float:
         ledger = self.cache._ledger
         fills = [1 - ledger.free_count(tier, 0) / ledger.capacity(tier, 0) for tier in Tier]
-        return min(*fills, self.stored.bytes_used / self.cell.stored_bytes)
+        return min(*fills, 1.0 if self.is_group else self.stored.bytes_used / self.cell.stored_bytes)
 
     def choose(self) -> str:
         """Draw the next operation, of those that mean something now."""
@@ -220,15 +231,15 @@ class Simulation:
         """Return what is done in the place of what there is too much of already."""
         if kind == "begin" and len(self.requests) >= REQUESTS_MAX:
             return "insert" if self.is_computing() else "end"
-        if kind in ("backup", "load", "prefetch") and len(self.workers.tasks) >= TASKS_MAX:
+        if kind in ("backup", "load", "prefetch") and len(self.operations) >= TASKS_MAX:
             return "work"
         return kind
 
     def conditions_of_acts(self) -> dict[str, Callable[[], bool]]:
-        """Return when operations mean something; those that are not named always do."""
+        """Return when operations mean something, on all ranks alike; those that are not named always do."""
 
         def has_tasks() -> bool:
-            return bool(self.workers.tasks)
+            return bool(self.operations)
 
         return {
             "insert": self.is_computing,
@@ -238,12 +249,12 @@ class Simulation:
             "work": has_tasks,
             "cancel": has_tasks,
             "finish": has_tasks,
-            "follow": lambda: len(self.arrivals) < ARRIVALS_MAX and bool(self.loads()),
+            "follow": lambda: not self.is_group and len(self.arrivals) < ARRIVALS_MAX and bool(self.loads()),
             "leave": lambda: bool(self.arrivals),
             "clear": lambda: self.has_store,
             "detach": lambda: (self.has_store or self.away is not None) and not self.arrivals,
             "attach": lambda: not self.has_store and self.away is None,
-            "await": lambda: not self.has_store and self.away is None,
+            "await": lambda: not self.is_group and not self.has_store and self.away is None,
             "arrive": lambda: self.away is not None and self.away.is_away,
         }
 
@@ -389,6 +400,8 @@ class Simulation:
             and task.operation.error is None
             # Without a store nothing stays pinned, and the windows of earlier ends may take the room of the last one's.
             and not isinstance(task.operation.job, BackupJob)
+            # What has come on this rank may not have come on others, and several may go on in one poll.
+            and not self.is_group
         ]
         kept = [operation for operation in keeping if operation.keep is None]
         self.tally.happened["kept before its end"] += len(kept)

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from tests.sim.memory import ContentMemory
-from tests.sim.report import SimReport, run_seed, run_seeds
+from tests.sim.report import SimReport, run_ranks, run_seed, run_seeds
 from tests.sim.simulation import Simulation
 from tests.sources import ROOT
-from tests.support.budget import LONG
+from tests.support.budget import LONG, fresh_seeds
 from unified_cache.controller import controller, jobs
 from unified_cache.core.pool import PoolSpec, Slots, Tier
 from unified_cache.core.slots import PageMap
@@ -25,13 +25,14 @@ from unified_cache.tree.transfer import Transfer
 
 Undo = Callable[[], object]
 
-SHARES = 4
+SHARES = 3
 """Tests that share the seeds, so that processes can share the tests."""
 SEEDS_EACH = 50 if LONG else 3
 """In short, every component set twice: once without faults and once with them."""
 OPERATIONS_EACH = 5_000
+RANKS_OPERATIONS = 1_200
 FIRST_SEED = 24
-"""The first of twelve of which every three keep tiers full; two of three others may have cleared their store."""
+"""The first of nine of which every three keep tiers full; two of three others may have cleared their store."""
 
 TRANSFERS_SHARE_MIN = 0.3
 NODES_MEDIAN_MIN = 85
@@ -65,6 +66,18 @@ def test_the_same_seed_does_the_same_again_in_another_process_too() -> None:
     environment = os.environ | {"PYTHONHASHSEED": "7"}
     done = subprocess.run(command, cwd=ROOT, env=environment, check=True, capture_output=True, text=True, timeout=120)
     assert once in done.stdout
+
+
+@pytest.mark.timeout(1800)
+def test_seeds_that_no_run_has_tried_keep_every_promise_too() -> None:
+    report = run_seeds(fresh_seeds(SEEDS_EACH), OPERATIONS_EACH)
+    assert not report.violations, "\n" + "\n".join(map(str, report.violations))
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(("seed", "size"), [(12, 2), (9, 2), (16, 3), (13, 3), (15, 4)])
+def test_ranks_with_stores_lag_and_luck_of_their_own_keep_the_same_trees(seed: int, size: int) -> None:
+    assert run_ranks(seed, 20_000 if LONG else RANKS_OPERATIONS, size)
 
 
 def publish_unmarked(patch: pytest.MonkeyPatch) -> None:

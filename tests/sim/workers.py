@@ -71,12 +71,14 @@ class LaggingWorkers:
         """The store that jobs call; None while there is none."""
         self.tasks: list[ScheduledJob] = []
         """Every job whose operation has not been told of its end, in the order they were submitted."""
+        self._clears: list[Operation] = []
         self._over: list[ScheduledJob] = []
         """Those that have ended."""
 
     def submit(self, operation: Operation, job: Job) -> None:
         """Queue a job."""
         if operation.kind is TransferKind.CLEAR:
+            self._clears.append(operation)
             for other in self.tasks:
                 if other.has_begun and not other.has_run and other.put_as is PutAs.ALLOWED:
                     other.put_as = PutAs.VOID
@@ -105,7 +107,8 @@ class LaggingWorkers:
         told_to_stop = task.operation.is_stopping or task.operation.state is not OperationState.RUNNING
         if not task.has_begun:
             task.has_begun = True
-            if any(other.operation.kind is TransferKind.CLEAR or other.is_void for other in self.tasks):
+            is_clearing = any(not clear.is_released for clear in self._clears)  # on another rank perhaps, and over here
+            if is_clearing or any(other.is_void for other in self.tasks):
                 task.put_as = PutAs.BARRED
         self._memory.captured, self._memory.moved = [], []
         before_s = self._clock()
@@ -129,7 +132,7 @@ class LaggingWorkers:
             if self.step() == "idle":
                 self._clock.now_s = min(task.due_s for task in self.tasks)
         if not self._over:
-            self._clock.sleep(max(timeout_s, 0.0))
+            self._clock.sleep(min(max(timeout_s, 0.0), LAG_S_MAX))  # another rank may need the rest
             return []
         task = self._over.pop(self._rng.randrange(len(self._over)))
         self.tasks.remove(task)

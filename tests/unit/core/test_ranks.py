@@ -1,7 +1,7 @@
 """Ranks decide together: what one cannot do none does, what they hold stays equal, and nobody waits for ever."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -12,7 +12,6 @@ from tests.support.cache import ToyEngine, toy_layout
 from tests.support.clock import ManualClock
 from tests.support.operations import Stepped, UnreturnedCall, out_pages, over, present, prompt_of_pages, serve
 from tests.support.operations import engine as toy_engine
-from tests.support.rank_script import Rank, RankReport, compare
 from tests.support.ranks import Declining, FlakyAllocator, ThreadRanks, digest_of, in_threads, same
 from tests.support.store_calls import ScriptedStorage, raising
 from unified_cache.cache.cache import UnifiedCache
@@ -146,6 +145,13 @@ def test_a_store_that_one_rank_cannot_take_over_is_taken_by_none() -> None:
     assert in_threads(2, live) == ["RankError", "StorageError"]
 
 
+def drawn_windows(count: int) -> Iterator[list[list[int]]]:
+    """Yield, for groups of two and three ranks, the windows that each rank's store has."""
+    rng = random.Random(7)
+    for number in range(count):
+        yield [sorted(rng.sample(range(6), rng.randrange(2, 6))) for _ in range(2 + number % 2)]
+
+
 # ---- how long a prefix -------------------------------------------------------------------------------------------
 
 
@@ -156,6 +162,7 @@ def test_a_store_that_one_rank_cannot_take_over_is_taken_by_none() -> None:
         ([[1, 3], [1, 5]], 2),
         ([[1, 3], [2, 4], [1, 5]], 0),
         ([[1, 5], [5]], 6),
+        *((kept, max(set.intersection(*map(set, kept)), default=-1) + 1) for kept in drawn_windows(20)),
     ],
 )
 def test_the_longest_prefix_is_the_maximum_of_the_intersection_and_no_minimum_of_maxima(
@@ -435,19 +442,3 @@ def test_whichever_agreement_loses_a_rank_a_poll_says_so_once(detaches: bool) ->
     assert last == ended
     assert len(lost) > 1, "steps of a backup agree, and looks at it do"
     assert all(told == ["it is gone", "failed"] for told in lost), outcomes
-
-
-# ---- anything at any time ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("troubled", [False, True], ids=["lag", "trouble"])
-@pytest.mark.parametrize(("size", "seed"), [(2, 0), (3, 1), (2, 2), (3, 3), (2, 4), (4, 5), (2, 6)])
-def test_ranks_with_other_stores_lag_and_luck_keep_the_same_trees(size: int, seed: int, troubled: bool) -> None:
-    def live(ranks: ThreadRanks) -> RankReport:
-        rank = Rank(seed, ranks, troubled)
-        rank.run(150)
-        rank.close()
-        return rank.report()
-
-    happened = compare(in_threads(size, live), troubled=troubled)
-    assert happened["prefetches"] > 0
