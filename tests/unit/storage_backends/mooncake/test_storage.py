@@ -1,19 +1,22 @@
 """The Mooncake store without Mooncake: addresses, batches, and what is known of nodes."""
 
+import os
 import re
 from collections import Counter
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from threading import Thread
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
 from tests.support.clock import ManualClock
-from unified_cache.core.errors import ConfigError, StorageError
+from unified_cache.core.errors import ClosedError, ConfigError, StateError, StorageError
 from unified_cache.storage_backends.mooncake.address import MooncakeAddress, address_of_url, check_resolves, source_host
 from unified_cache.storage_backends.mooncake.client import (
     BATCH_BYTES,
     BATCH_OBJECTS,
     MasterAdmin,
+    MooncakeClient,
     ObjectBuffers,
     batches,
 )
@@ -32,6 +35,9 @@ from unified_cache.storage_backends.mooncake.endpoints import (
     ReplicaLocation,
 )
 from unified_cache.storage_backends.url import open_storage
+
+if TYPE_CHECKING:
+    from mooncake.store import MooncakeDistributedStore
 
 PORT_OF_NOBODY = 1
 
@@ -191,6 +197,35 @@ def test_a_node_that_never_comes_back_is_forgotten() -> None:
     clock.sleep(FORGET_S + REST.max_s + 1)
     endpoints.failed("another")
     assert list(endpoints._healths) == ["another"]
+
+
+class Library:
+    """The library, of which one call is asked for."""
+
+    asked_count = 0
+
+    def batch_is_exist(self, keys: list[str]) -> list[int]:
+        self.asked_count += 1
+        return [1] * len(keys)
+
+
+def test_no_call_of_the_library_begins_once_the_process_ends_nor_in_a_process_that_was_forked() -> None:
+    library = Library()
+    client = MooncakeClient(cast("MooncakeDistributedStore", library), MooncakeAddress("127.0.0.1", PORT_OF_NOBODY))
+    assert client.exist(["a"]) == [True]
+    child = os.fork()
+    if not child:
+        try:
+            client.exist(["a"])
+        except StateError:
+            os._exit(7)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    client.end()
+    with pytest.raises(ClosedError, match="as the process ends"):
+        client.exist(["a"])
+    assert library.asked_count == 1
 
 
 # ---- placement -----------------------------------------------------------------------------------------------------
