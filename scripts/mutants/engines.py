@@ -12,8 +12,8 @@ ENGINES_MUTANTS = [
     Mutant(
         "a call returns while a thread still fills the engine's rows",
         "integrations/engine_store/store.py",
-        "            _settle(others)\n",
-        "            pass\n",
+        "            if call.is_zero_copy:\n                self._threads.withdraw(bounded)\n",
+        "            if False:\n                self._threads.withdraw(bounded)\n",
         tests=("tests/unit/integrations/engine_store/test_parallel_parts.py",),
     ),
     Mutant(
@@ -25,16 +25,16 @@ ENGINES_MUTANTS = [
     ),
     Mutant(
         "each step of a call that a store answers in part has a deadline of its own",
-        "integrations/engine_store/tasks.py",
-        "            if is_answered:\n",
-        "            if True:\n",
+        "integrations/engine_store/calls.py",
+        "            if Answer.UNAVAILABLE in answers:\n",
+        "            if False:\n",
         tests=("tests/unit/integrations/engine_store/test_one_deadline.py",),
     ),
     Mutant(
         "a late read fills the engine's rows",
-        "integrations/engine_store/tasks.py",
-        "        with self._guard:\n            self._rows = None\n",
-        "        with self._guard:\n            pass\n",
+        "integrations/engine_store/calls.py",
+        "            self._is_revoked, self._pages = True, ()\n",
+        "",
         ENGINE_STORE_TESTS,
     ),
     Mutant(
@@ -47,8 +47,8 @@ ENGINES_MUTANTS = [
     Mutant(
         "a bounce buffer of a late call is reserved again",
         "integrations/engine_store/store.py",
-        "                    self._bounce.release(buffer, user)\n",
-        "                    self._bounce.release(buffer, run_here(int))\n",
+        "            self._bounce.release(buffer, user)\n",
+        "            self._bounce.release(buffer)\n",
         ENGINE_STORE_TESTS,
     ),
     Mutant(

@@ -40,11 +40,10 @@ from unified_cache.integrations.engine_store import EngineStore, EngineStoreConf
 from unified_cache.integrations.engine_store.pools import AffineRows, BundleName, BundlePages, EnginePools, PoolNeed
 from unified_cache.integrations.vllm import lookups
 from unified_cache.integrations.vllm.chunks import ChunkTier
-from unified_cache.integrations.vllm.lookups import ChunkAnswer
 from unified_cache.integrations.vllm.settings import TierSettings
 from unified_cache.storage_backends.directory.disk import Disk
 from unified_cache.storage_backends.file.store import FileStorage
-from unified_cache.storage_backends.protocol import Store
+from unified_cache.storage_backends.protocol import Answer, Store
 from unified_cache.storage_backends.url import open_storage
 
 GUARD = GuardConfig(deadline_s=0.9)
@@ -313,7 +312,7 @@ def test_a_command_whose_store_hangs_ends_with_one_line(
 def test_a_tier_of_vllm_answers_its_scheduler_at_once_and_ends_its_jobs_in_time_over_a_frozen_service(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(lookups, "PIECE_KEYS_MAX", 1)
+    monkeypatch.setattr(lookups, "NAMES_MAX", 1)
     keys, ends = [offload_key(number) for number in range(4)], range(16, 80, 16)
     with ServeProcess(variables={"STORAGE": "memory:", "STORAGE_BYTES": "64MiB"}) as server, ExitStack() as undo:
         memory = HostMemory(16)
@@ -331,7 +330,7 @@ def test_a_tier_of_vllm_answers_its_scheduler_at_once_and_ends_its_jobs_in_time_
             call()
             took_s[name] = time.monotonic() - started_s
 
-        def looked_up(request: str) -> set[ChunkAnswer]:
+        def looked_up(request: str) -> set[Answer]:
             for key in keys:
                 tier.look_up(key, request)
             tier.step_ended()
@@ -346,15 +345,15 @@ def test_a_tier_of_vllm_answers_its_scheduler_at_once_and_ends_its_jobs_in_time_
 
         tier.store(0, keys, range(4), dict(zip(keys, ends, strict=True)).get)
         assert ended() == [False]
-        assert looked_up("before") == {ChunkAnswer.HIT}
+        assert looked_up("before") == {Answer.HIT}
         server.child.send_signal(signal.SIGSTOP)
         timed("load", lambda: tier.load(1, keys, range(4, 8)))
         assert ended() == [True]
         timed("store", lambda: tier.store(2, [offload_key(9)], [9], {offload_key(9): 16}.get))
         assert ended() == [True]
         timed("look-up", lambda: tier.look_up(keys[0], "frozen"))
-        assert ChunkAnswer.HIT not in looked_up("frozen")
+        assert Answer.HIT not in looked_up("frozen")
         assert all(seconds < LATE_S / 2 for seconds in took_s.values()), took_s
         server.child.send_signal(signal.SIGCONT)
         requests = (f"after {number}" for number in itertools.count())
-        assert wait_until(lambda: looked_up(next(requests)) == {ChunkAnswer.HIT}, OVER_S), "the engine goes on"
+        assert wait_until(lambda: looked_up(next(requests)) == {Answer.HIT}, OVER_S), "the engine goes on"

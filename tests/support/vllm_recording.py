@@ -12,12 +12,15 @@ from pathlib import Path
 
 from tests.support.vllm_tier import HostMemory
 from unified_cache.integrations.vllm.chunks import ChunkTier
-from unified_cache.integrations.vllm.lookups import ChunkAnswer
-from unified_cache.integrations.vllm.moving import Direction, JobEnd
+from unified_cache.integrations.vllm.moving import JobEnd
 from unified_cache.integrations.vllm.names import GroupFacts, RowShape, VllmFacts
 from unified_cache.integrations.vllm.settings import TierSettings
+from unified_cache.storage_backends.protocol import Answer
 
 TIMEOUT_S = 30.0
+
+ANSWERS = {"hit": Answer.HIT, "miss": Answer.MISS, "later": Answer.UNAVAILABLE}
+"""By their words in a recording."""
 
 DIRECTORY = Path(__file__).resolve().parent.parent / "fixtures" / "vllm"
 
@@ -65,7 +68,7 @@ class RecordedEngine:
         for word, *rest in lines:
             match word:
                 case "look":
-                    self._look(_key(rest[0]), rest[1], ChunkAnswer(rest[2]))
+                    self._look(_key(rest[0]), rest[1], ANSWERS[rest[2]])
                 case "store":
                     self._store(int(rest[0]), rest[1:])
                 case "load":
@@ -90,15 +93,15 @@ class RecordedEngine:
         assert self.tier.close()
         self._memory.close()
 
-    def _look(self, key: bytes, request: str, recorded: ChunkAnswer) -> None:
+    def _look(self, key: bytes, request: str, recorded: Answer) -> None:
         answer = self.tier.look_up(key, request)
-        if recorded is ChunkAnswer.LATER:
+        if recorded is Answer.UNAVAILABLE:
             return
-        if answer is ChunkAnswer.LATER:
+        if answer is Answer.UNAVAILABLE:
             self.tier.wait(TIMEOUT_S)
             answer = self.tier.look_up(key, request)
         assert answer is recorded
-        self.hits_count += answer is ChunkAnswer.HIT
+        self.hits_count += answer is Answer.HIT
 
     def _store(self, number: int, words: Sequence[str]) -> None:
         job = self._begin(number, words)
@@ -129,7 +132,7 @@ class RecordedEngine:
         assert (not job.end.failed) is is_whole
         if not is_whole:
             assert set(job.end.moved) >= set(came)
-        if job.end.job.direction is Direction.LOAD:
+        if job.end.job.is_load:
             moved = set(job.end.moved)
             for key, row in zip(job.keys, job.rows, strict=True):
                 if key in moved:

@@ -3,15 +3,17 @@
 import hashlib
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
 from mmap import PAGESIZE, mmap
 
+from unified_cache.core.config import GuardConfig
 from unified_cache.core.seal import Label
 from unified_cache.core.window import SPAN_ALL
-from unified_cache.integrations.engine_store import EnginePage, EngineStore
+from unified_cache.integrations.engine_store import EngineStore, EngineStoreConfig
 from unified_cache.integrations.vllm.moving import HostRows
-from unified_cache.integrations.vllm.names import GroupFacts, RowShape, VllmFacts
-from unified_cache.storage_backends.protocol import Answer, Level
+from unified_cache.integrations.vllm.names import ChunkNames, GroupFacts, RowShape, VllmFacts
+from unified_cache.storage_backends.memory import MemoryStorage
+from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO
 
 TIMEOUT_S = 20.0
 """Longest wait of a test; reached only by a bug."""
@@ -25,6 +27,9 @@ FACTS = VllmFacts(
     groups=(GroupFacts(0, 16, SPAN_ALL, "FullAttentionSpec: 2 layers"), GroupFacts(1, 16, 4, "SlidingWindowSpec")),
     others={"quantization": "none", "hash": "sha256"},
 )
+
+NAMES = ChunkNames.of(FACTS, ROW)
+"""Names of its chunks."""
 
 
 def offload_key(number: int, group: int = 0) -> bytes:
@@ -64,48 +69,40 @@ class HostMemory:
         self._mapping.close()
 
 
-@dataclass
-class DictChunks(EngineStore):
-    """Chunks in a dictionary; calls wait while ``gate`` is closed, and are listed in their order."""
+class GatedStorage(MemoryStorage):
+    """A store that may be late; its calls wait while ``gate`` is closed, and are listed in their order."""
 
-    held: dict[Label, bytes] = field(default_factory=dict)
-    calls: list[tuple[str, int]] = field(default_factory=list)
-    touched: list[Label] = field(default_factory=list)
-    away: bool = False
-    gate: threading.Event = field(default_factory=threading.Event)
-    begun: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[str, int]] = []
+        self.touched: list[Label] = []
+        self.is_away = False
+        self.gate = threading.Event()
+        self.gate.set()
+        self.begun = threading.Semaphore(0)
 
-    @classmethod
-    def opened(cls) -> "DictChunks":
-        """Return one whose gate is open."""
-        chunks = cls()
-        chunks.gate.set()
-        return chunks
+    def capability(self) -> Capability:
+        """Say that it may be late, and that a call of any size is as good."""
+        return replace(super().capability(), bounded=False, exists_costs_io=True, call_bytes=1 << 30)
 
-    def get(self, pages: Sequence[EnginePage], parts_max: int = 1) -> list[Answer]:
-        """Fill the rows of what is held."""
+    def opened(self) -> EngineStore:
+        """Return an engine's store over it, which knows the identity of ``NAMES``."""
+        store = EngineStore.opened_by(lambda: self, EngineStoreConfig(GuardConfig(deadline_s=TIMEOUT_S)))
+        store.register(NAMES.identity, NAMES.layout)
+        return store
+
+    def get(self, pages: Sequence[PageIO]) -> list[Answer]:
+        """Wait for the gate, then fill the pages."""
         self._begin("get", len(pages))
-        if self.away:
-            return [Answer.UNAVAILABLE] * len(pages)
-        answers: list[Answer] = []
-        for page in pages:
-            found = self.held.get(page.label)
-            if found is not None:
-                page.rows[0][:] = found
-            answers.append(Answer.MISS if found is None else Answer.HIT)
-        return answers
+        return [Answer.UNAVAILABLE] * len(pages) if self.is_away else super().get(pages)
 
-    def put(self, pages: Sequence[EnginePage], level: Level = Level.CACHED, parts_max: int = 1) -> list[Answer]:
-        """Hold copies of the rows that are not held."""
+    def put(self, pages: Sequence[PageIO], level: Level) -> list[Answer]:
+        """Wait for the gate, then hold the pages."""
         self._begin("put", len(pages))
-        if self.away:
-            return [Answer.UNAVAILABLE] * len(pages)
-        for page in pages:
-            self.held.setdefault(page.label, bytes(page.rows[0]))
-        return [Answer.STORED] * len(pages)
+        return [Answer.UNAVAILABLE] * len(pages) if self.is_away else super().put(pages, level)
 
     def touch(self, labels: Sequence[Label]) -> None:
-        """Note what is in use."""
+        """List what is in use."""
         self.touched += labels
         self.begun.release()
 

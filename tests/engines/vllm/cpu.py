@@ -22,7 +22,6 @@ from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion  # 
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec  # pyright: ignore[reportMissingImports]
 
 from unified_cache.core.errors import ConfigError
-from unified_cache.integrations.vllm.moving import Direction
 
 Bytes = npt.NDArray[np.int8]
 
@@ -60,13 +59,13 @@ class CpuCopyWorker(OffloadingWorker):  # type: ignore[misc]  # vLLM's, untyped 
 
     def submit_store(self, job_id: int, src_spec: GPULoadStoreSpec, dst_spec: BlockIDsLoadStoreSpec) -> bool:
         """Copy blocks of the KV cache into chunks."""
-        return self._copy(job_id, Direction.STORE, src_spec, dst_spec)
+        return self._copy(job_id, False, src_spec, dst_spec)
 
     def submit_load(
         self, job_id: int, src_spec: BlockIDsLoadStoreSpec, dst_spec: GPULoadStoreSpec, expedited: bool = False
     ) -> bool:
         """Copy chunks into blocks of the KV cache."""
-        return self._copy(job_id, Direction.LOAD, dst_spec, src_spec)
+        return self._copy(job_id, True, dst_spec, src_spec)
 
     def get_finished(self) -> list[TransferResult]:
         """Return the copies since the last call."""
@@ -84,17 +83,17 @@ class CpuCopyWorker(OffloadingWorker):  # type: ignore[misc]  # vLLM's, untyped 
             self._region.cleanup()
             self._region = None
 
-    def _copy(self, job_id: int, way: Direction, device: GPULoadStoreSpec, host: BlockIDsLoadStoreSpec) -> bool:
+    def _copy(self, job_id: int, is_load: bool, device: GPULoadStoreSpec, host: BlockIDsLoadStoreSpec) -> bool:
         started_s = time.perf_counter()
         copied_bytes = 0
         for group, places in enumerate(_places(device, host, self._blocks_per_chunk)):
             for ref in self._groups[group] if len(places.blocks) else ():
                 cache, chunks = self._caches[ref.tensor_idx], self._hosts[ref.tensor_idx]
                 end = ref.page_size_bytes
-                if way is Direction.STORE:
-                    chunks[places.chunks, places.places, :end] = cache[places.blocks, :end]
-                else:
+                if is_load:
                     cache[places.blocks, :end] = chunks[places.chunks, places.places, :end]
+                else:
+                    chunks[places.chunks, places.places, :end] = cache[places.blocks, :end]
                 copied_bytes += len(places.blocks) * end
         # A time of zero would be divided by.
         seconds = max(time.perf_counter() - started_s, 1e-9)

@@ -12,13 +12,12 @@ from typing import IO
 from vllm.v1.kv_offload.base import LookupResult, OffloadKey, ReqContext, RequestOffloadingContext, ScheduleEndContext
 from vllm.v1.kv_offload.tiering.base import JobResult, TransferJob
 
-from unified_cache.integrations.vllm.lookups import ChunkAnswer
-from unified_cache.integrations.vllm.tier import RESULTS, UnifiedCacheTier
+from unified_cache.integrations.vllm.tier import UnifiedCacheTier
 
 RECORD_VARIABLE = "UNIFIED_CACHE_VLLM_RECORD"
 """File to record into."""
 
-ANSWERS: dict[LookupResult, ChunkAnswer] = {result: answer for answer, result in RESULTS.items()}
+WORDS = {LookupResult.HIT: "hit", LookupResult.MISS: "miss", LookupResult.RETRY: "later"}
 
 
 class RecordedTier(UnifiedCacheTier):
@@ -41,7 +40,7 @@ class RecordedTier(UnifiedCacheTier):
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
         """Record the answer, too."""
         result = super().lookup(key, req_context)
-        self._line("look", self._key(key), self._request(req_context), ANSWERS[result].value)
+        self._line("look", self._key(key), self._request(req_context), WORDS[result])
         return result
 
     def submit_store(self, job_metadata: TransferJob) -> None:

@@ -203,7 +203,7 @@ class Linked:
         bundles = {"kv": (("kv",),), "swa": (("state", "swa"),)}
         components = {name: ComponentBundles(each, each) for name, each in bundles.items()}
         self.clock = ManualClock()
-        self.storage = TierStorage(self.tier, self.pools, components, {"kv": pages, "swa": pages}, self.clock)
+        self.storage = TierStorage(self.tier, store, self.pools, components, {"kv": pages, "swa": pages}, self.clock)
         self.spans = {"kv": SPAN_ALL, "swa": 2}
 
     def offload(self, keys: Sequence[str]) -> None:
@@ -230,7 +230,7 @@ class Linked:
         """Look up, fetch, and look up again."""
         ends = self.tier.lookup(rid, keys, self.spans)
         call = self.storage.fetch(rid, keys, self.spans, ends[-1] if ends else 0)
-        assert call is None or call.settle(30)
+        assert call is None or call.wait(30)
         return self.tier.lookup(rid, keys, self.spans)
 
     def wrong(self, keys: Sequence[str], end: int) -> int:
@@ -333,7 +333,7 @@ def test_what_another_rank_writes_is_not_written(linked: Linked) -> None:
     with EngineStore.open("memory:") as store:
         other = Linked(store)
         idle = {name: ComponentBundles(((name,),), ()) for name in ("kv", "swa")}
-        other.storage = TierStorage(other.tier, other.pools, idle, {"kv": 64, "swa": 64})
+        other.storage = TierStorage(other.tier, store, other.pools, idle, {"kv": 64, "swa": 64})
         other.offload(chain(3))
         assert (other.storage.backlog, other.storage.counts().stored) == (0, 0)
         assert other.tier.reserve({"kv": 64, "swa": 64}) is not None

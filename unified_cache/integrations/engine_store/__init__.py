@@ -2,7 +2,7 @@
 
     store        ``EngineStore``: never raises on a page, answers why, returns by its deadline
     interface    its settings, pages, reasons and counts
-    tasks        what one call asks of a store, part by part, and the two paths of a page: buffered, zero-copy
+    calls        what one call asks of a store, piece by piece, and the two paths of a page: buffered, zero-copy
     buffers      bounce buffers, where a store that is late may still write
     away         a store that is away: opened later, then given the registrations, left to rest after a failure
     hit_watch    that nothing is restored, once in the log

@@ -10,7 +10,7 @@ calls at a time use little memory, and use it while it is in the processor's cac
 import mmap as system_mmap
 import time
 from bisect import insort
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from mmap import MAP_ANONYMOUS, MAP_PRIVATE, PAGESIZE, mmap
 from threading import Condition, Lock
@@ -86,30 +86,34 @@ class BounceMemory:
             self._collect()
             return sum(buffer.size_bytes for buffer in self._quarantine)
 
-    def reserve(self, sizes_bytes: Sequence[int], timeout_s: float) -> list[BounceBuffer]:
-        """Reserve a buffer of each of these sizes, all or none; wait for them at most ``timeout_s``.
+    def reserve(self, size_bytes: int, timeout_s: float) -> BounceBuffer | None:
+        """Reserve a buffer; wait for it at most ``timeout_s``.
 
-        None at all if there is no room in that time, and at once where only buffers in quarantine could make it: nobody
-        knows when a store that is late returns.
+        None if there is no room in that time, and at once where only buffers in quarantine could make it: nobody knows
+        when a store that is late returns.
         """
         until_s = self._clock() + timeout_s
+        wanted = _rounded(max(size_bytes, 1))
         with self._changed:
             while not self._closed:
                 self._collect()
-                buffers = self._cut_all(sizes_bytes)
-                if buffers:
-                    return buffers
+                gap = next((gap for gap in self._free if gap[1] - gap[0] >= wanted), None)
+                if gap is not None:
+                    return self._cut(gap, wanted)
                 left_s = until_s - self._clock()
                 if not self._reserved or left_s <= 0:
-                    return []
+                    return None
                 self._changed.wait(left_s)
-            return []
+            return None
 
-    def release(self, buffer: BounceBuffer, call: CallInFlight) -> None:
+    def release(self, buffer: BounceBuffer, call: CallInFlight | None = None) -> None:
         """Release a buffer now, or as soon as the call has returned that may use it until then."""
         with self._changed:
             self._reserved.remove(buffer)
-            self._quarantine[buffer] = call
+            if call is None:
+                self._add_gap(buffer)
+            else:
+                self._quarantine[buffer] = call
             self._collect()
             self._changed.notify_all()
 
@@ -141,20 +145,6 @@ class BounceMemory:
             assert parts[-1][1] == self._bytes_max
             assert all(start < end for start, end in parts)
             assert all(before[1] < after[0] for before, after in zip(self._free, self._free[1:], strict=False))
-
-    def _cut_all(self, sizes_bytes: Sequence[int]) -> list[BounceBuffer]:
-        """Cut a buffer of each size from gaps; none where one of them finds no gap."""
-        buffers: list[BounceBuffer] = []
-        for size_bytes in sizes_bytes:
-            wanted = _rounded(max(size_bytes, 1))
-            gap = next((gap for gap in self._free if gap[1] - gap[0] >= wanted), None)
-            if gap is None:
-                for buffer in buffers:
-                    self._reserved.remove(buffer)
-                    self._add_gap(buffer)
-                return []
-            buffers.append(self._cut(gap, wanted))
-        return buffers
 
     def _cut(self, gap: tuple[int, int], wanted: int) -> BounceBuffer:
         start, gap_end = gap

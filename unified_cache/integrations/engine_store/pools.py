@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from ctypes import c_ubyte
 from itertools import chain
 from threading import Lock
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,7 @@ from unified_cache.core.window import SPAN_ALL, restorable_ends
 from unified_cache.integrations.engine_store.interface import EnginePage
 from unified_cache.integrations.engine_store.store import EngineStore
 from unified_cache.storage_backends.protocol import Answer
+from unified_cache.storage_backends.wrappers import Method
 
 Rows = tuple[memoryview, ...]
 """Bytes of one page in the engine's memory, in the order in which they are stored."""
@@ -41,42 +42,37 @@ PROBES_COUNT = 16
 """Slots that the rule of a pool's addresses is checked on, first and last among them."""
 
 
-class PageRows(Protocol):
-    """Pages of one pool in an engine's memory, by slot.
+class PageRows:
+    """Pages of one pool in an engine's memory, by slot, which are page numbers within the pool.
 
-    Slots are page numbers within the pool. A pool whose memory is not its pages' bytes hands out copies instead.
+    A pool whose memory is not its pages' bytes hands out copies instead: it overrides all three methods.
     """
 
-    @property
-    def buffers_bytes(self) -> tuple[int, ...]:
-        """Bytes of each buffer of a page, in order."""
-        ...
+    buffers_bytes: tuple[int, ...]
+    """Bytes of each buffer of a page, in order."""
 
     def rows_to_store(self, slots: Sequence[int]) -> list[Rows]:
-        """Return the bytes of the pages in these slots, to be read until the call that they are stored by returns.
+        """Return the bytes of the pages in these slots, to be read until the call that they are stored by has ended.
 
         Raises:
             InputError: the pool has no such slot.
         """
-        ...
+        raise NotImplementedError
 
     def rows_to_fill(self, slots: Sequence[int]) -> list[Rows]:
-        """Return writable memory for the pages of these slots.
+        """Return writable memory for the pages of these slots: the pages themselves, unless the pool says otherwise.
 
         Raises:
             InputError: the pool has no such slot.
         """
-        ...
+        return self.rows_to_store(slots)
 
     def publish(self, slots: Sequence[int], rows: Sequence[Rows], filled: Sequence[bool]) -> None:
         """Make what was filled the pages of these slots; the others are as they were, or hold anything."""
-        ...
 
 
-class AffineRows:
+class AffineRows(PageRows):
     """Pages at ``base + slot * stride`` in each of their buffers. Views of memory that the caller keeps alive."""
-
-    __slots__ = ("_cuts", "_slots_count", "buffers_bytes")
 
     def __init__(self, bases: Sequence[int], strides: Sequence[int], sizes: Sequence[int], slots_count: int) -> None:
         """Take what ``learn`` found."""
@@ -120,16 +116,9 @@ class AffineRows:
             tuple([view[slot * stride : slot * stride + size] for view, stride, size in self._cuts]) for slot in slots
         ]
 
-    rows_to_fill = rows_to_store
 
-    def publish(self, slots: Sequence[int], rows: Sequence[Rows], filled: Sequence[bool]) -> None:
-        """Do nothing: what was filled are the pages."""
-
-
-class AskedRows:
+class AskedRows(PageRows):
     """Pages of a pool whose addresses follow no rule, or move: the engine is asked at every call."""
-
-    __slots__ = ("_locate", "buffers_bytes")
 
     def __init__(self, locate: Locate, buffers_bytes: Sequence[int]) -> None:
         self._locate = locate
@@ -138,11 +127,6 @@ class AskedRows:
     def rows_to_store(self, slots: Sequence[int]) -> list[Rows]:
         """Return the pages themselves, where they lie now."""
         return rows_at(self._locate, slots) if slots else []
-
-    rows_to_fill = rows_to_store
-
-    def publish(self, slots: Sequence[int], rows: Sequence[Rows], filled: Sequence[bool]) -> None:
-        """Do nothing: what was filled are the pages."""
 
 
 def rows_at(locate: Locate, slots: Sequence[int]) -> list[Rows]:
@@ -273,12 +257,24 @@ class EnginePools:
         return Restorable((np.flatnonzero(ok) + 1).tolist(), reach)
 
     def get(self, batch: Sequence[BundlePages]) -> list[list[bool]]:
-        """Fill the pages of each bundle; return for each page whether it is what its key names."""
-        return self._move(batch, self._get)
+        """Fill the pages of each bundle by one call; return for each page whether it is what its key names."""
+        move = self._move(batch, is_read=True)
+        return move.results(self._store.get(move.pages, PARALLEL_PARTS))
 
     def put(self, batch: Sequence[BundlePages]) -> list[list[bool]]:
-        """Store the pages of each bundle; return for each page whether the store has it now."""
-        return self._move(batch, self._put)
+        """Store the pages of each bundle by one call; return for each page whether the store has it now."""
+        move = self._move(batch, is_read=False)
+        return move.results(self._store.put(move.pages, parts_max=PARALLEL_PARTS))
+
+    def start_get(self, batch: Sequence[BundlePages], on_end: Callable[[list[list[bool]]], None]) -> None:
+        """Begin what ``get`` does, and hand its result on; slots are the caller's again then."""
+        move = self._move(batch, is_read=True)
+        self._store.start(Method.GET, move.pages, lambda found: on_end(move.results(found)), parts_max=PARALLEL_PARTS)
+
+    def start_put(self, batch: Sequence[BundlePages], on_end: Callable[[list[list[bool]]], None]) -> None:
+        """Begin what ``put`` does, and hand its result on; slots are the caller's again then."""
+        move = self._move(batch, is_read=False)
+        self._store.start(Method.PUT, move.pages, lambda found: on_end(move.results(found)), parts_max=PARALLEL_PARTS)
 
     def clear(self) -> bool:
         """Remove all pages of every bundle that was named so far; return whether all are gone."""
@@ -363,61 +359,56 @@ class EnginePools:
         found = np.fromiter(map(bool, self._store.exists(labels, due_s)), np.bool_, len(labels))
         return list(found.reshape(len(bundles), len(keys)))
 
-    def _move(
-        self, batch: Sequence[BundlePages], move: Callable[[Sequence[BundlePages], Sequence[_Bundle]], list[list[bool]]]
-    ) -> list[list[bool]]:
-        """Move what has bytes; of what has none every page is there, and of an unknown pool none."""
-        results: list[list[bool]] = []
-        moved: list[int] = []
-        bundles: list[_Bundle] = []
-        for number, part in enumerate(batch):
+    def _move(self, batch: Sequence[BundlePages], *, is_read: bool) -> "_Move":
+        """Name the pages that have bytes; of what has none every page is there, and of an unknown pool none."""
+        move = _Move(is_read=is_read)
+        for part in batch:
             stored = self._stored(part.pools)
             bundle = self._bundle(stored) if stored and part.keys else None
-            results.append([not stored] * len(part.keys))
-            if bundle is not None and len(part.slots) == len(part.keys):
-                moved.append(number)
-                bundles.append(bundle)
-        for number, result in zip(moved, move([batch[number] for number in moved], bundles), strict=True):
-            results[number] = result
+            if bundle is None or len(part.slots) != len(part.keys):
+                move.leave_out(part, is_there=not stored)
+            else:
+                move.add(part, bundle)
+        return move
+
+
+class _Move:
+    """Pages of several bundles that are moved by one call of the store."""
+
+    def __init__(self, *, is_read: bool) -> None:
+        self.pages: list[EnginePage] = []
+        self._is_read = is_read
+        self._parts: list[tuple[BundlePages, Sequence[PageRows], Sequence[Sequence[Rows]], bool]] = []
+        """By part of the batch: its pools and their rows, or whether pages that are not moved are there."""
+
+    def add(self, part: BundlePages, bundle: _Bundle) -> None:
+        """Move the pages of a bundle."""
+        rows = [
+            source.rows_to_fill(part.slots) if self._is_read else source.rows_to_store(part.slots)
+            for source in bundle.sources
+        ]
+        whole = zip(*rows, strict=True)
+        of_pages = rows[0] if len(rows) == 1 else [tuple(chain.from_iterable(of_page)) for of_page in whole]
+        self.pages += [
+            EnginePage(Label(bundle.digest, key, bundle.pool), of_page)
+            for key, of_page in zip(part.keys, of_pages, strict=True)
+        ]
+        self._parts.append((part, bundle.sources, rows, False))
+
+    def leave_out(self, part: BundlePages, *, is_there: bool) -> None:
+        """Move nothing of a bundle."""
+        self._parts.append((part, (), (), is_there))
+
+    def results(self, answers: Sequence[Answer]) -> list[list[bool]]:
+        """Publish the pages that were read; return by part which of its pages were moved."""
+        rest = iter(answers)
+        results: list[list[bool]] = []
+        for part, sources, rows, is_there in self._parts:
+            moved = [bool(next(rest)) if sources else is_there for _ in part.keys]
+            for source, filled in zip(sources, rows if self._is_read else (), strict=False):
+                source.publish(part.slots, filled, moved)
+            results.append(moved)
         return results
-
-    def _get(self, batch: Sequence[BundlePages], bundles: Sequence[_Bundle]) -> list[list[bool]]:
-        """Read the pages of all bundles by one call."""
-        targets = [
-            [source.rows_to_fill(part.slots) for source in bundle.sources]
-            for part, bundle in zip(batch, bundles, strict=True)
-        ]
-        pages = [list(_pages(part, bundle, rows)) for part, bundle, rows in zip(batch, bundles, targets, strict=True)]
-        answers = _split(self._store.get(list(chain.from_iterable(pages)), PARALLEL_PARTS), pages)
-        for part, bundle, rows, hits in zip(batch, bundles, targets, answers, strict=True):
-            for source, filled in zip(bundle.sources, rows, strict=True):
-                source.publish(part.slots, filled, hits)
-        return answers
-
-    def _put(self, batch: Sequence[BundlePages], bundles: Sequence[_Bundle]) -> list[list[bool]]:
-        """Store what the store does not have."""
-        pages = [
-            list(_pages(part, bundle, [source.rows_to_store(part.slots) for source in bundle.sources]))
-            for part, bundle in zip(batch, bundles, strict=True)
-        ]
-        return _split(self._store.put(list(chain.from_iterable(pages)), parts_max=PARALLEL_PARTS), pages)
-
-
-def _pages(part: BundlePages, bundle: _Bundle, rows: Sequence[Sequence[Rows]]) -> Iterable[EnginePage]:
-    """Yield the pages of a bundle; ``rows`` are those of each pool, page by page."""
-    for number, key in enumerate(part.keys):
-        whole = rows[0][number] if len(rows) == 1 else tuple(chain.from_iterable(row[number] for row in rows))
-        yield EnginePage(Label(bundle.digest, key, bundle.pool), whole)
-
-
-def _split(answers: Sequence[Answer], like: Sequence[Sequence[object]]) -> list[list[bool]]:
-    """Return which pages were moved, in rows of the lengths of ``like``."""
-    rows: list[list[bool]] = []
-    start = 0
-    for row in like:
-        rows.append(list(map(bool, answers[start : start + len(row)])))
-        start += len(row)
-    return rows
 
 
 def _run(row: npt.NDArray[np.bool_]) -> int:

@@ -15,17 +15,16 @@ the store does, and from then on nothing reads or writes the engine's rows::
 import logging
 import math
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
-from threading import Condition, Lock, get_ident
+from threading import Condition, get_ident
 from traceback import format_exception
 from types import TracebackType
 
 from unified_cache.core.byte_sizes import parse_bytes
 from unified_cache.core.errors import (
     CacheError,
-    CallInFlight,
     ConfigError,
     InputError,
     StorageTimeoutError,
@@ -33,9 +32,22 @@ from unified_cache.core.errors import (
 )
 from unified_cache.core.pool import Identity, ModelLayout
 from unified_cache.core.seal import HEADER_BYTES, Label
-from unified_cache.integrations.engine_store import tasks
 from unified_cache.integrations.engine_store.away import OpenedStore, Registrations
 from unified_cache.integrations.engine_store.buffers import BounceBuffer, BounceMemory
+from unified_cache.integrations.engine_store.calls import (
+    AT_ONCE_BYTES_MAX,
+    PART_BYTES_MIN,
+    BufferedPiece,
+    CallTime,
+    EngineCall,
+    OnEnd,
+    Part,
+    Piece,
+    ask,
+    cut_labels,
+    cut_pages,
+    payload_bytes,
+)
 from unified_cache.integrations.engine_store.interface import (
     CALL_PAGES,
     CallCounts,
@@ -45,17 +57,7 @@ from unified_cache.integrations.engine_store.interface import (
     EngineStoreCounts,
     Unavailable,
 )
-from unified_cache.integrations.engine_store.tasks import (
-    AT_ONCE_BYTES_MAX,
-    BufferedPath,
-    CallTime,
-    CopyPath,
-    Part,
-    Task,
-    ZeroCopyPath,
-    parts_of,
-)
-from unified_cache.storage_backends.common.bounded_call import BoundedCall, CallState, bound_steps
+from unified_cache.storage_backends.common.bounded_call import AGAIN, Again, BoundedCall, CallState, current_call
 from unified_cache.storage_backends.common.breaker import Backoff
 from unified_cache.storage_backends.common.call_threads import LOOK_S, CallThreads, call_within, run_here
 from unified_cache.storage_backends.common.opening import StoreOpening
@@ -69,27 +71,15 @@ logger = logging.getLogger(__name__)
 CLOSE_S_MIN = 0.2
 """Given to the store itself to close, also where calls have taken all the time."""
 
+CLOSE_LOOKS = 20
+"""Looks, ``LOOK_S`` apart, until what was given up has ended the copy that it was at."""
 
-class _Callers:
-    """Callers that are in a call: ``with callers:``."""
+THREADS_MAX = 4
+"""Threads in calls to the store that are not late: two parts of a read, a write and a look-up of SGLang have one each.
+More of them wait for the interpreter rather than for the store."""
 
-    def __init__(self) -> None:
-        self._count = 0
-        self._changed = Condition(Lock())
-
-    def wait_for_none(self, timeout_s: float) -> None:
-        """Wait at most ``timeout_s`` until no caller is in a call."""
-        with self._changed:
-            self._changed.wait_for(lambda: not self._count, timeout_s)
-
-    def __enter__(self) -> None:
-        with self._changed:
-            self._count += 1
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        with self._changed:
-            self._count -= 1
-            self._changed.notify_all()
+WRITES_MAX = 2
+"""Of them those that write: one copies and seals while the other one waits, and a read finds a thread without them."""
 
 
 class EngineStore:
@@ -100,6 +90,12 @@ class EngineStore:
     ours, and from then on nothing reads or writes the engine's rows; one that returns by itself is called on its
     caller's thread and given the rows, see ``Capability.bounded``. A store that is away is opened later, by the calls
     that come meanwhile, and then given the registrations. Any thread may call, several at a time.
+
+    ``start`` and ``start_asking`` wait for nothing, and tell the end of their call on another thread. Who starts calls
+    looks now and then whether one is late, by ``give_up_late``::
+
+        start ──> piece ─┐ urgent: look-ups, reads     ┌─> thread ──> store
+        get   ──> piece ─┴ deferrable: writes, hints ──┴─> thread ──> store       THREADS_MAX, of them WRITES_MAX
     """
 
     def __init__(
@@ -113,11 +109,16 @@ class EngineStore:
         self._clock = clock
         self._registrations = Registrations(Backoff(guard.breaker_pause_s, guard.breaker_pause_s_max), clock)
         self._counts = CallCounts()
-        self._threads = CallThreads("engine-store", guard.calls_max, total_max=guard.calls_max, clock=clock)
-        self._callers = _Callers()
+        threads_max = min(THREADS_MAX, guard.calls_max)
+        self._threads = CallThreads(
+            "engine-store", threads_max, total_max=guard.calls_max, deferrable_max=WRITES_MAX, clock=clock
+        )
+        self._calls: set[EngineCall] = set()
+        """Under way."""
+        self._runs: set[BoundedCall[object]] = set()
+        self._changed = Condition()
+        """Notified when one of them has ended."""
         self._feed: RemovalFeed | None = None
-        self._subscribing = Lock()
-        self._closing = Lock()
         self._closed = False
 
     @classmethod
@@ -178,11 +179,11 @@ class EngineStore:
             LayoutError: the layout's pools cannot be those of the identity's shard.
             ConfigError: a page does not fit into the bounce buffers (``bounce_bytes``), or under the store's cap.
         """
-        identities = self.remember(identity, layout)
-        time = self._time()
-        opened = self._reached(identities, time)
-        if opened is not None:
-            self._call(opened, identities, [Task(partial(tasks.look_up, opened.guard, ()))], time)
+        call = EngineCall(Method.EXISTS, (), (), self.remember(identity, layout), self._time(), None)
+        if self._reach(call):
+            call.cuts = cut_labels(call)
+            self._begin(call, 1)
+            self._wait(call)
 
     def remember(self, identity: Identity, layout: ModelLayout) -> list[bytes]:
         """Remember an identity as ``register`` does, and announce it with the first call that asks for its pages.
@@ -211,7 +212,7 @@ class EngineStore:
 
         Returns at ``due_s`` at the latest.
         """
-        return self._ask(Method.EXISTS, labels, tasks.look_up, due_s)
+        return self._asked(Method.EXISTS, labels, due_s)
 
     def exists_at_once(self, labels: Sequence[Label]) -> list[Answer]:
         """Return for each label, on this thread, whether the store knows from memory that it is there: HIT if so.
@@ -231,12 +232,16 @@ class EngineStore:
         Pages in memory are read on this thread, which costs no hand-over. Rows of a page with another answer may hold
         anything. A large call is made in ``parts_max`` parts at a time.
         """
-        answers = self._get_from_memory(pages)
+        memory = self._memory({page.label.identity for page in pages})
+        if memory is None:
+            return self._moved(Method.GET, pages, Level.CACHED, parts_max)
+        answers = self._read_memory(memory, pages)
         waiting = [number for number, answer in enumerate(answers) if not answer]
-        rest = [pages[number] for number in waiting] if len(waiting) < len(pages) else pages
-        found = self._transfer(Method.GET, rest, Level.CACHED, parts_max)
-        for number, answer in zip(waiting, found, strict=True):
-            answers[number] = answer
+        if waiting:
+            rest = [pages[number] for number in waiting] if len(waiting) < len(pages) else pages
+            found = self._moved(Method.GET, rest, Level.CACHED, parts_max)
+            for number, answer in zip(waiting, found, strict=True):
+                answers[number] = answer
         return answers
 
     def put(self, pages: Sequence[EnginePage], level: Level = Level.CACHED, parts_max: int = 1) -> list[Answer]:
@@ -245,30 +250,101 @@ class EngineStore:
         A page that the store says it has is neither read nor made recent, and the look-up is not counted: nobody
         wanted it. A large call is made in ``parts_max`` parts at a time.
         """
-        return self._transfer(Method.PUT, pages, level, parts_max)
+        return self._moved(Method.PUT, pages, level, parts_max)
 
     def touch(self, labels: Sequence[Label]) -> None:
         """Count pages as used now, the first most of all; a touch that the store does not take is lost."""
-        self._ask(Method.TOUCH, labels, tasks.touch, math.inf)
+        self._asked(Method.TOUCH, labels, math.inf)
 
     def clear(self, identity: bytes, due_s: float = math.inf) -> bool:
         """Make every page of one identity a miss; return whether the store says that it has. A late clear goes on.
 
         Returns at ``due_s`` at the latest.
         """
-        time = self._time(due_s)
-        opened = self._reached((), time)
-        if opened is None:
-            return False
-        task = Task(partial(tasks.clear, opened.guard, identity))
-        return self._call(opened, (), [task], time) == [None] and bool(task.answers)
+        return bool(self._asked(Method.CLEAR, [Label(identity, b"", "")], due_s)[0])
+
+    def start(
+        self,
+        method: Method,
+        pages: Sequence[EnginePage],
+        on_end: OnEnd,
+        level: Level = Level.CACHED,
+        parts_max: int = 1,
+    ) -> None:
+        """Begin to GET or PUT pages as ``get`` and ``put`` do; their rows are the store's until ``on_end`` is called.
+
+        The time in which it waits for a thread is not the store's, so no deadline counts it.
+        """
+        labels = [page.label for page in pages]
+        identities = {label.identity for label in labels}
+        call = EngineCall(method, labels, pages, identities, self._time_in_line(), on_end, level)
+        if not pages:
+            self._threads.submit(int, lambda _: self._end(call), is_urgent=call.is_urgent)
+            return
+        self._when_reached(call, lambda: self._begin(call, self._cut(call, pages, parts_max, is_here=False)))
+
+    def start_asking(self, method: Method, labels: Sequence[Label], on_end: OnEnd, due_s: float | None = None) -> None:
+        """Begin what ``exists`` (EXISTS) or ``touch`` (TOUCH) does, over by ``due_s`` at the latest if given."""
+        time = self._time_in_line() if due_s is None else self._time(due_s)
+        call = EngineCall(method, labels, (), {label.identity for label in labels}, time, on_end)
+
+        def begin() -> None:
+            call.cuts = cut_labels(call)
+            self._begin(call, 1)
+
+        self._when_reached(call, begin)
+
+    def run(self, work: Callable[[], object], on_end: Callable[[], None]) -> None:
+        """Do work that asks ``exists`` on a thread of the store's, and call ``on_end`` when it is over, or given up."""
+
+        def end(call: BoundedCall[object]) -> None:
+            error = call.take_error()
+            if error is not None and not isinstance(error, CacheError):
+                logger.error("work beside an engine failed", exc_info=error)
+            try:
+                on_end()
+            finally:
+                with self._changed:
+                    self._runs.discard(call)
+                    self._changed.notify_all()
+
+        call = self._threads.submit(work, end)
+        with self._changed:
+            if call.state is CallState.WAITING or call.state is CallState.RUNNING:
+                self._runs.add(call)
+
+    def give_up_late(self) -> None:
+        """Give up what the store is late with, of calls that nobody waits for. Costs little where nothing is."""
+        if self._calls or self._runs:
+            for call in self._calls.copy():
+                self._give_up_late(call)
+            for run in self._runs.copy():
+                self._threads.give_up_if_late(run)
+
+    def wait_until(self, is_done: Callable[[], bool], timeout_s: float) -> bool:
+        """Wait at most ``timeout_s`` until ``is_done``, which ends of calls change; return whether it is."""
+        until_s = time.monotonic() + timeout_s
+        while True:
+            left_s = until_s - time.monotonic()
+            with self._changed:
+                if self._changed.wait_for(is_done, max(min(left_s, LOOK_S), 0.0)):
+                    return True
+            if left_s <= 0.0:
+                return False
+            self.give_up_late()
+
+    def drop_waiting(self) -> None:
+        """End what waits for a thread, and each call under way after the piece that it is at."""
+        for call in self._calls.copy():
+            call.stop(Unavailable.CALL_OVER)
+        self._threads.withdraw_waiting()
 
     def take_removals(self) -> Removals | None:
         """Return what the store has removed since the last call; None if it reports no removals, or is not there.
 
         Reports begin at the first call that finds the store; earlier removals are not reported. Waits for no disk.
         """
-        with self._subscribing:
+        with self._changed:
             opened = self._opening.store
             if self._feed is None and opened is not None and not self._closed:
                 self._feed = opened.guard.removals()
@@ -312,27 +388,32 @@ class EngineStore:
         does, but of callers that are still in a store that returns by itself. Bounce buffers that another may still
         write go when it has returned.
         """
-        with self._closing:
+        with self._changed:
             if self._closed:
                 return
             self._closed = True
-            bound_s = self._config.guard.deadline_s if timeout_s is None else timeout_s
-            until_s = self._clock() + bound_s
-            self._threads.close(0)
-            self._callers.wait_for_none(bound_s)
-            self._threads.leave_all()
-            self._callers.wait_for_none(20 * LOOK_S)  # each goes when the copy under way has ended
-            with self._subscribing:
-                if self._feed is not None:
-                    self._feed.close()
-            opened = self._opening.close()
-            if opened is not None:
-                left_s = max(until_s - self._clock(), CLOSE_S_MIN)
-                try:
-                    call_within(left_s, Method.CLOSE.value, opened.guard.close, self._clock)
-                except CacheError as error:
-                    logger.warning("a store was left before it was closed: %s", error)
-            self._bounce.close()
+        bound_s = self._config.guard.deadline_s if timeout_s is None else timeout_s
+        until_s = self._clock() + bound_s
+        self.wait_until(self._is_idle, bound_s)
+        for _ in range(CLOSE_LOOKS):
+            for call in self._calls.copy():
+                self._leave(call)
+            for run in self._runs.copy():
+                self._threads.leave(run)
+            if self.wait_until(self._is_idle, LOOK_S):
+                break
+        self._threads.close(0)
+        with self._changed:
+            if self._feed is not None:
+                self._feed.close()
+        opened = self._opening.close()
+        if opened is not None:
+            left_s = max(until_s - self._clock(), CLOSE_S_MIN)
+            try:
+                call_within(left_s, Method.CLOSE.value, opened.guard.close, self._clock)
+            except CacheError as error:
+                logger.warning("a store was left before it was closed: %s", error)
+        self._bounce.close()
 
     def __enter__(self) -> "EngineStore":
         return self
@@ -341,28 +422,19 @@ class EngineStore:
         self.close()
 
     def _time(self, due_s: float = math.inf, pages_count: int = 0) -> CallTime:
-        """Return the time of a call that begins now."""
-        opened, now_s = self._opening.store, self._clock()
-        deadline_s = self._config.guard.deadline_s if opened is None else opened.guard.deadline_s
+        """Return the time of a call that begins now, and is waited for."""
+        now_s = self._clock()
         timeout_s = self._config.call_timeout_s * max(-(-pages_count // CALL_PAGES), 1)
-        return CallTime(now_s, now_s + timeout_s, deadline_s, due_s)
+        return CallTime(self._deadline_s, now_s, now_s + timeout_s, due_s, waits_in_line=False)
 
-    def _left_s(self, time: CallTime) -> float:
-        """Return the seconds that a call may wait before its first step."""
-        return max(0.0, time.first_due_s - self._clock())
+    def _time_in_line(self) -> CallTime:
+        """Return the time of a call that begins when a thread is free."""
+        return CallTime(self._deadline_s, self._clock(), math.inf, math.inf, waits_in_line=True)
 
-    def _reached(self, identities: Collection[bytes], time: CallTime) -> OpenedStore | None:
-        """Return the store if it is there, and has taken the identities or may be asked to; see ``_absence``."""
-        if self._closed:
-            return None
-        opened = self._opening.store or self._opening.reach(self._left_s(time))
-        return opened if opened is not None and self._registrations.may_ask(identities) else None
-
-    def _absence(self) -> Unavailable:
-        """Return why the store was not reached."""
-        if self._closed:
-            return Unavailable.CLOSED
-        return Unavailable.AWAY if self._opening.store is None else Unavailable.UNREGISTERED
+    @property
+    def _deadline_s(self) -> float:
+        opened = self._opening.store
+        return self._config.guard.deadline_s if opened is None else opened.guard.deadline_s
 
     def _memory(self, identities: Collection[bytes]) -> Store | None:
         """Return the store's memory if it has one, is there, and has taken the identities."""
@@ -371,200 +443,254 @@ class EngineStore:
             return None
         return opened.memory
 
-    def _ask(
-        self,
-        method: Method,
-        labels: Sequence[Label],
-        ask: Callable[[Store, Sequence[Label], list[Answer]], Iterator[bool]],
-        due_s: float,
-    ) -> list[Answer]:
-        """Ask the store about labels; no page moves."""
-        if not labels:
-            return []
-        time = self._time(due_s)
-        identities = {label.identity for label in labels}
-        opened = self._reached(identities, time)
-        if opened is None:
-            return self._answered(method, [], len(labels), self._absence(), time.started_s)
-        task = Task(partial(ask, opened.guard, labels))
-        is_known = method is Method.EXISTS and not opened.capability.exists_costs_io
-        if (is_known or opened.capability.bounded) and self._registrations.are_taken(identities):
-            (reason,) = self._call_here([task], time)
-        else:
-            (reason,) = self._call(opened, identities, [task], time)
-        return self._answered(method, task.answers, len(labels), reason, time.started_s)
-
-    def _get_from_memory(self, pages: Sequence[EnginePage]) -> list[Answer]:
+    def _read_memory(self, memory: Store, pages: Sequence[EnginePage]) -> list[Answer]:
         """Fill the rows of the pages that the store has in memory, on this thread; UNAVAILABLE are all others.
 
         They are verified in their rows. It waits for no disk, and for nobody who does.
         """
-        time = self._time()
-        memory = self._memory({page.label.identity for page in pages})
-        if memory is None:
-            return [Answer.UNAVAILABLE] * len(pages)
-        task = Task(partial(tasks.read_memory, memory, pages))
-        self._call_here([task], time)
-        hits = [page for page, answer in zip(pages, task.answers, strict=False) if answer]
-        if hits:
-            self._counts.add_bytes(Method.GET, sum(map(tasks.payload_bytes, hits)))
-            self._counts.add(Method.GET, [Answer.HIT] * len(hits), self._clock() - time.started_s)
-        return task.answers + [Answer.UNAVAILABLE] * (len(pages) - len(task.answers))
+        time, copied_bytes = self._time(), 0
+        answers: list[Answer] = []
+        for cut in cut_pages(pages, AT_ONCE_BYTES_MAX):
+            if self._closed or self._clock() >= time.until_s:
+                break
+            piece = BufferedPiece(cut, pages)
+            try:
+                answers += piece.read_memory(memory)
+            except CacheError:  # closed by another thread
+                break
+            copied_bytes += piece.copied_bytes
+        if copied_bytes:
+            self._counts.add_bytes(Method.GET, copied_bytes)
+            hits = [answer for answer in answers if answer is Answer.HIT]
+            self._counts.add(Method.GET, hits, self._clock() - time.started_s)
+        return answers + [Answer.UNAVAILABLE] * (len(pages) - len(answers))
 
-    def _transfer(self, method: Method, pages: Sequence[EnginePage], level: Level, parts_max: int) -> list[Answer]:
-        """Get or put pages."""
-        time = self._time(pages_count=len(pages))
+    def _asked(self, method: Method, labels: Sequence[Label], due_s: float) -> list[Answer]:
+        """Ask the store about labels, and wait; no page moves."""
+        if not labels:
+            return []
+        identities = () if method is Method.CLEAR else {label.identity for label in labels}
+        call = EngineCall(method, labels, (), identities, self._time(due_s), None)
+        opened = self._reach(call)
+        if opened is not None:
+            call.cuts = cut_labels(call)
+            is_known = method is Method.EXISTS and not opened.capability.exists_costs_io
+            is_spare = current_call() is not None  # somebody waits for this thread, and gives it up
+            is_quick = (is_known or call.is_zero_copy) and self._registrations.are_taken(identities)
+            self._begin(call, 1, is_here=is_spare or is_quick)
+            self._wait(call)
+        return self._answered(call)
+
+    def _moved(self, method: Method, pages: Sequence[EnginePage], level: Level, parts_max: int) -> list[Answer]:
+        """Get or put pages, and wait."""
         if not pages:
             return []
-        identities = {page.label.identity for page in pages}
-        opened = self._reached(identities, time)
-        if opened is None:
-            return self._answered(method, [], len(pages), self._absence(), time.started_s)
-        is_taken = self._registrations.are_taken(identities)
-        is_zero_copy = opened.capability.bounded and is_taken
-        # A bounded store cuts them itself, and has several calls under way.
-        is_cut = self._config.piece_bytes is not None or not is_zero_copy
-        piece_bytes = self._piece_bytes(opened, method, level) if is_cut else AT_ONCE_BYTES_MAX
-        parts = parts_of(pages, piece_bytes, parts_max if is_taken else 1)
-        if not is_zero_copy and sum(part.buffer_bytes for part in parts) > self._bounce.bytes_max:
-            parts = parts_of(pages, piece_bytes, 1)
-        paths: Sequence[CopyPath]
-        if is_zero_copy:
-            paths = [ZeroCopyPath(part.pages) for part in parts]
-            moves = [self._move(method, level, opened, part, path) for part, path in zip(parts, paths, strict=True)]
-            reasons = self._call_here(moves, time)
-        else:
-            buffers = self._bounce.reserve([part.buffer_bytes for part in parts], self._left_s(time))
-            if not buffers:
-                return self._answered(method, [], len(pages), Unavailable.NO_BOUNCE_BUFFER, time.started_s)
-            paths = [BufferedPath(part.pages, buffer) for part, buffer in zip(parts, buffers, strict=True)]
-            moves = [self._move(method, level, opened, part, path) for part, path in zip(parts, paths, strict=True)]
-            reasons = self._call(opened, identities, moves, time, buffers)
-        self._counts.add_bytes(method, sum(path.copied_bytes for path in paths))
-        answers: list[Answer] = []
-        for part, task, reason in zip(parts, moves, reasons, strict=True):
-            answers += self._completed(method, task.answers, len(part.pages), reason)
-        self._counts.add(method, answers, self._clock() - time.started_s)
-        return answers
+        labels = [page.label for page in pages]
+        time = self._time(pages_count=len(pages))
+        call = EngineCall(method, labels, pages, {label.identity for label in labels}, time, None, level)
+        if self._reach(call):
+            parts_count = self._cut(call, pages, parts_max, is_here=True)
+            self._begin(call, parts_count, is_here=call.is_zero_copy)
+            self._wait(call)
+        return self._answered(call)
 
-    @staticmethod
-    def _move(method: Method, level: Level, opened: OpenedStore, part: Part, path: CopyPath) -> Task:
-        if method is Method.GET:
-            return Task(partial(tasks.get, opened.guard, part.pieces, path), path)
-        labels = [page.label for page in part.pages]
-        return Task(partial(tasks.put, opened.guard, level, labels, part.pieces, path), path)
+    def _reach(self, call: EngineCall, timeout_s: float | None = None) -> OpenedStore | None:
+        """Return the store if it is there, and has taken a call's identities or may be asked to; else stop the call."""
+        if self._closed:
+            call.stop(Unavailable.CLOSED)
+            return None
+        if timeout_s is None:
+            timeout_s = max(0.0, call.time.first_due_s - self._clock())
+        opened = self._opening.store or self._opening.reach(timeout_s)
+        if opened is None or not self._registrations.may_ask(call.identities):
+            call.stop(Unavailable.AWAY if opened is None else Unavailable.UNREGISTERED)
+            return None
+        call.is_zero_copy = opened.capability.bounded and self._registrations.are_taken(call.identities)
+        return opened
 
-    def _call(
-        self,
-        opened: OpenedStore,
-        identities: Collection[bytes],
-        parts: Sequence[Task],
-        time: CallTime,
-        buffers: Sequence[BounceBuffer] = (),
-    ) -> list[Unavailable | None]:
-        """Run the parts of a call on threads of ours and wait for them; return why each did not come to its end.
+    def _when_reached(self, call: EngineCall, begin: Callable[[], object]) -> None:
+        """Call ``begin`` once the store is there; where it is not, look for it on a thread, and end the call."""
+        opened = self._opening.store
+        if opened is not None and not self._closed and self._registrations.may_ask(call.identities):
+            self._reach(call, 0.0)
+            begin()
+            return
 
-        The identities are registered first. Releases the buffers that the parts' pages lie in.
+        def go_on(_: BoundedCall[object]) -> None:
+            if self._reach(call, 0.0):
+                begin()
+            else:
+                self._end(call)
+
+        self._threads.submit(partial(self._opening.reach, self._deadline_s), go_on, is_urgent=call.is_urgent)
+
+    def _cut(self, call: EngineCall, pages: Sequence[EnginePage], parts_max: int, *, is_here: bool) -> int:
+        """Cut a call into pieces; return how many of them may be asked at a time."""
+        is_taken = self._registrations.are_taken(call.identities)
+        parts_max = min(parts_max, len(pages) * payload_bytes(pages[0]) // PART_BYTES_MIN) if is_taken else 1
+        opened = self._opening.store
+        assert opened is not None
+        # A page that is put is sealed before the next is copied; one that was not in memory is waited for anyway.
+        is_in_caches = call.method is Method.GET and opened.memory is None
+        call_bytes = opened.capability.call_bytes if is_in_caches else PIECE_BYTES_MAX
+        piece_bytes = self._config.piece_bytes_for(call_bytes, is_durable=call.level is Level.DURABLE)
+        if call.is_zero_copy and is_here and self._config.piece_bytes is None:
+            piece_bytes = AT_ONCE_BYTES_MAX
+        if call.method is Method.GET and not is_here:
+            call.memory = self._memory(call.identities)
+        call.cuts = cut_pages(pages, piece_bytes, parts_max)
+        return max(parts_max, 1)
+
+    def _begin(self, call: EngineCall, parts_max: int, *, is_here: bool = False) -> None:
+        """Begin the parts of a call, each on a thread, or ``is_here`` the first one on this; the last tells its end.
+
+        Made here is what a store does that returns by itself.
         """
+        if not is_here or call.has_rows:
+            with self._changed:
+                self._calls.add(call)
+                if self._closed:
+                    call.stop(Unavailable.CLOSED)
+        parts = call.begin(parts_max)
+        for part in parts[1:] if is_here else parts:
+            work, settled = partial(self._run, call, part), partial(self._settled, call, part)
+            part.bounded = self._threads.submit(work, settled, is_urgent=call.is_urgent)
+        if not parts:
+            self._end(call)
+        elif is_here:
+            self._settled(call, parts[0], run_here(partial(self._run, call, parts[0], is_here=True)))
 
-        def register_and_run(task: Task) -> None:
-            bound_steps(time.first_due_s)
-            if self._left_s(time):
-                self._registrations.announce(opened.guard, identities, self._bounce.whole)
-                task.run(time, self._clock)
+    def _run(self, call: EngineCall, part: Part, *, is_here: bool = False) -> Again | None:
+        """Make the pieces of a part; a write lets others go first after each."""
+        buffer: BounceBuffer | None = None
+        lets_go = not (call.is_urgent or is_here)
+        while (piece := part.piece) is not None:
+            if buffer is not None and not piece.take(buffer):
+                self._bounce.release(buffer)
+            outcome = self._make(call, piece)
+            buffer = piece.revoke()
+            has_more = call.end_piece(part, outcome)
+            if buffer is not None and (lets_go or not has_more):
+                self._bounce.release(buffer)
+                buffer = None
+            if lets_go and has_more and piece.copied_bytes:
+                return AGAIN
+        return None
 
-        reasons: list[Unavailable | None] = []
-        with self._callers:
-            calls = [self._threads.submit(partial(register_and_run, task)) for task in parts]
-            users: list[CallInFlight] = [*calls]
-            try:
-                for number, call in enumerate(calls):
-                    self._threads.wait(call, self._left_s(time))
-                    reason, users[number] = self._outcome(call)
-                    reasons.append(reason)
-            finally:
-                for call, task in zip(calls, parts, strict=True):
-                    self._threads.leave(call)
-                    task.revoke()
-                for buffer, user in zip(buffers, users, strict=False):
-                    self._bounce.release(buffer, user)
-        if not self._registrations.are_taken(identities):
-            return [Unavailable.UNREGISTERED if reason is Unavailable.FAILED else reason for reason in reasons]
-        return reasons
+    def _settled(self, call: EngineCall, part: Part, bounded: BoundedCall[Again | None]) -> None:
+        """Release what a part used that did not come to its end, and end the call with the last one."""
+        error = bounded.take_error()  # in no frame that it holds itself, and with it the pages
+        piece = call.end_part(part)
+        if error is not None:
+            call.stop(self._reason(call, error, bounded))
+        buffer = None if piece is None else piece.revoke()
+        if buffer is not None:
+            # The call that has the buffer may be one that the store has made itself.
+            user = error.call if isinstance(error, StorageTimeoutError) else bounded
+            self._bounce.release(buffer, user)
+        if call.leave_part(part):
+            self._end(call)
 
-    def _call_here(self, parts: Sequence[Task], time: CallTime) -> list[Unavailable | None]:
-        """Run the parts of a call by a store that returns by itself, the first on the caller's thread; no buffer."""
-        with self._callers:
-            if self._closed:
-                return [Unavailable.CLOSED] * len(parts)
-            others = [self._threads.submit(partial(task.run, time, self._clock)) for task in parts[1:]]
-            calls = [run_here(lambda: parts[0].run(time, self._clock)), *others]
-            _settle(others)
-            return [self._outcome(call)[0] for call in calls]
+    def _make(self, call: EngineCall, piece: Piece) -> list[Answer] | Unavailable:
+        """Ask the store for a piece, in a call of this thread's; raises as the store does."""
+        opened = self._opening.store
+        assert opened is not None
+        if not call.begin_step(piece, self._clock()):
+            return Unavailable.REFUSED if Answer.UNAVAILABLE in call.answers else Unavailable.CALL_OVER
+        self._registrations.announce(opened.guard, call.identities, self._bounce.whole)
+        read: list[Answer] = []
+        if isinstance(piece, BufferedPiece):
+            if call.memory is not None:
+                read = piece.read_memory(call.memory)
+                if all(read):
+                    return read
+            if piece.wanted_bytes:
+                buffer = self._bounce.reserve(piece.wanted_bytes, piece.due_s - self._clock())
+                if buffer is None:
+                    return Unavailable.NO_BOUNCE_BUFFER
+                if not piece.take(buffer):
+                    self._bounce.release(buffer)
+                    return Unavailable.CLOSED
+        return ask(call, piece, opened.guard, read, self._clock)
 
-    def _outcome(self, call: BoundedCall[None]) -> tuple[Unavailable | None, CallInFlight]:
-        """Return why a settled call did not come to its end, None if it did, and the call that may use its pages.
-
-        Raises:
-            KeyboardInterrupt: of the caller, on whose own thread it was.
-        """
-        error = call.take_error()  # in no frame that it holds itself, and with it the pages
-        if error is None:
-            return None, call
-        if call.state is CallState.WITHDRAWN:
-            return Unavailable.CLOSED if self._closed else Unavailable.BUSY, call
+    def _reason(self, call: EngineCall, error: BaseException, bounded: BoundedCall[Again | None]) -> Unavailable:
+        """Return why a part did not come to its end."""
+        if bounded.state is CallState.WITHDRAWN:
+            return Unavailable.CLOSED if self._closed else Unavailable.BUSY
+        if isinstance(error, KeyboardInterrupt) and bounded.thread_id == get_ident():
+            call.interrupt = KeyboardInterrupt()  # of the caller, on whose own thread it was
+            return Unavailable.FAILED
         if isinstance(error, StorageTimeoutError):
-            if self._closed and error.call is call:
-                return Unavailable.CLOSED, call
+            if self._closed and error.call is bounded:
+                return Unavailable.CLOSED
             self._counts.add_late()
-            return Unavailable.LATE, error.call
-        if isinstance(error, KeyboardInterrupt) and call.thread_id == get_ident():
-            raise KeyboardInterrupt
+            return Unavailable.LATE
         self._counts.last_error = str(error) if isinstance(error, CacheError) else f"{type(error).__name__}: {error}"
         if not isinstance(error, CacheError):
             # Not the error itself: a handler that keeps log records would keep its frames, and with them the pages.
             logger.error("a store raised what it should not: %s", "".join(format_exception(error)))
-        return Unavailable.FAILED, call
+        return Unavailable.FAILED if self._registrations.are_taken(call.identities) else Unavailable.UNREGISTERED
 
-    def _piece_bytes(self, opened: OpenedStore, method: Method, level: Level) -> int:
-        # A page that is put is sealed before the next is copied; one that was not in memory is waited for anyway.
-        is_in_caches = method is Method.GET and opened.memory is None
-        call_bytes = opened.capability.call_bytes if is_in_caches else PIECE_BYTES_MAX
-        return self._config.piece_bytes_for(call_bytes, is_durable=level is Level.DURABLE)
+    def _end(self, call: EngineCall) -> None:
+        """Release the rows of a call that is over, and tell who started it."""
+        call.end()
+        try:
+            if call.on_end is not None:
+                call.on_end(self._answered(call))
+        finally:
+            if call in self._calls:
+                with self._changed:
+                    self._calls.discard(call)
+                    self._changed.notify_all()
 
-    def _answered(
-        self, method: Method, answers: list[Answer], count: int, reason: Unavailable | None, started_s: float
-    ) -> list[Answer]:
-        """Complete the answers of a call with UNAVAILABLE, and count them."""
-        completed = self._completed(method, answers, count, reason)
-        self._counts.add(method, completed, self._clock() - started_s)
-        return completed
+    def _wait(self, call: EngineCall) -> None:
+        """Wait until a call is over, and give up what the store is late with; interrupted, leave it first."""
+        while True:
+            try:
+                if call.is_over_within(LOOK_S):
+                    break
+                self._give_up_late(call)
+                if call.interrupt is not None:
+                    self._leave(call)
+            except BaseException as error:  # noqa: BLE001  # raised again once nobody has the rows
+                call.interrupt = error
+        if call.interrupt is not None:
+            try:
+                raise call.interrupt
+            finally:
+                call.interrupt = None  # its traceback holds this frame
 
-    def _completed(self, method: Method, answers: list[Answer], count: int, reason: Unavailable | None) -> list[Answer]:
-        """Complete the answers of a part of a call with UNAVAILABLE, and count why."""
-        completed = answers[:count]  # a copy: a task that was given up may still answer
-        refused_count = completed.count(Answer.UNAVAILABLE)
-        if Answer.DECLINED in completed and (opened := self._opening.store) is not None:
+    def _give_up_late(self, call: EngineCall) -> None:
+        is_due = self._clock() >= call.due_s
+        for bounded in call.bounded_calls():
+            if not call.is_zero_copy:
+                self._threads.give_up_if_late(bounded)
+            if is_due:
+                self._threads.withdraw(bounded)
+
+    def _leave(self, call: EngineCall) -> None:
+        """Begin nothing more of a call, and give up what is under way, but for what has the rows themselves."""
+        call.stop(Unavailable.CLOSED)
+        for bounded in call.bounded_calls():
+            if call.is_zero_copy:
+                self._threads.withdraw(bounded)
+            else:
+                self._threads.leave(bounded)
+
+    def _is_idle(self) -> bool:
+        return not self._calls and not self._runs
+
+    def _answered(self, call: EngineCall) -> list[Answer]:
+        """Return the answers of a call that is over, UNAVAILABLE where none came, and count them."""
+        method, given = call.method, [answer for answer in call.answers if answer is not None]
+        refused_count = given.count(Answer.UNAVAILABLE)
+        if Answer.DECLINED in given and (opened := self._opening.store) is not None:
             self._counts.last_error = opened.guard.decline_reason or "the store has no room for a page under its cap"
         self._counts.add_reason(method, Unavailable.REFUSED, refused_count)
-        if reason is None:
-            reason = Unavailable.REFUSED if refused_count else Unavailable.CALL_OVER
-        self._counts.add_reason(method, reason, count - len(completed))
-        return completed + [Answer.UNAVAILABLE] * (count - len(completed))
-
-
-def _settle(parts: Sequence[BoundedCall[None]]) -> None:
-    """Wait until no part has rows any more, in a store that returns by itself.
-
-    Raises:
-        KeyboardInterrupt: the wait was interrupted.
-    """
-    is_interrupted = False
-    for part in parts:
-        while not part.returned:
-            try:
-                part.wait(LOOK_S)
-            except KeyboardInterrupt:
-                is_interrupted = True
-    if is_interrupted:
-        raise KeyboardInterrupt
+        reason = call.stopped or (Unavailable.REFUSED if refused_count else Unavailable.CALL_OVER)
+        self._counts.add_reason(method, reason, len(call.answers) - len(given))
+        answers = [Answer.UNAVAILABLE if answer is None else answer for answer in call.answers]
+        if call.copied_bytes or method is Method.GET or method is Method.PUT:
+            self._counts.add_bytes(method, call.copied_bytes)
+        self._counts.add(method, answers, self._clock() - call.time.started_s)
+        return answers

@@ -31,15 +31,14 @@ def rows_of_pool(pool: "HostKVCache") -> PageRows | None:
     return rows or AskedRows(locate, located[1])
 
 
-class CopiedRows:
+class CopiedRows(PageRows):
     """Pages that SGLang copies out of a pool and into it, one at a time."""
-
-    __slots__ = ("_dtype", "_page_bytes", "_pool")
 
     def __init__(self, pool: "HostKVCache", dtype: torch.dtype, page_bytes: int) -> None:
         self._pool = pool
         self._dtype = dtype
         self._page_bytes = page_bytes
+        self.buffers_bytes = (page_bytes,)
 
     @classmethod
     def of(cls, pool: "HostKVCache") -> "CopiedRows":
@@ -59,11 +58,6 @@ class CopiedRows:
                 f"found {page_bytes}"
             )
         return cls(pool, shape.dtype, page_bytes)
-
-    @property
-    def buffers_bytes(self) -> tuple[int, ...]:
-        """Bytes of a page, in one buffer."""
-        return (self._page_bytes,)
 
     def rows_to_store(self, slots: Sequence[int]) -> list[Rows]:
         """Return copies of the pages."""

@@ -33,7 +33,7 @@ from unified_cache.core.errors import ConfigError
 from unified_cache.core.pool import Slots, Tier
 from unified_cache.core.seal import HEADER_BYTES
 from unified_cache.integrations.engine_store import EngineStore, HitWatch
-from unified_cache.integrations.engine_store.pools import EnginePools, Rows
+from unified_cache.integrations.engine_store.pools import EnginePools, PageRows, Rows
 from unified_cache.integrations.sglang.device_pools import LinkedPool, group_pools, linked_pools
 from unified_cache.integrations.sglang.engine_facts import NOTHING_RESTORED, engine_facts
 from unified_cache.integrations.sglang.linker_tier import ComponentSlots, LinkerHostTier
@@ -90,7 +90,7 @@ class _QueuedLoad:
     """Pinned slots of the host tier; None for a load that will fail."""
 
 
-class _HostRows:
+class _HostRows(PageRows):
     """Pages of one pool in the host tier's memory, for ``EnginePools``."""
 
     def __init__(self, memory: TieredMemory, pool: LinkedPool) -> None:
@@ -99,10 +99,6 @@ class _HostRows:
 
     def rows_to_store(self, slots: Sequence[int]) -> list[Rows]:
         return [(page[HEADER_BYTES:],) for (page,) in self._memory.buffers(self._spec, slots)]
-
-    rows_to_fill = rows_to_store
-
-    def publish(self, slots: Sequence[int], rows: Sequence[Rows], filled: Sequence[bool]) -> None: ...
 
 
 class UnifiedCacheExternalLinker(UnifiedCacheLinker):  # type: ignore[misc]  # SGLang is not installed here
@@ -142,7 +138,7 @@ class UnifiedCacheExternalLinker(UnifiedCacheLinker):  # type: ignore[misc]  # S
         self._tier = LinkerHostTier(pages_max)
         self._engine_pools, self._store = self._open(config, settings)
         bundles = {name: _bundles(pools, config.tp_rank) for name, pools in self._by_component.items()}
-        self._storage = TierStorage(self._tier, self._engine_pools, bundles, pages_max)
+        self._storage = TierStorage(self._tier, self._store, self._engine_pools, bundles, pages_max)
         self._watch = HitWatch(self._store, settings.url, NOTHING_RESTORED)
         self._wait_s = settings.lookup_wait_s
         self._ranks_count = config.tp_size * config.attn_cp_size
@@ -179,7 +175,7 @@ class UnifiedCacheExternalLinker(UnifiedCacheLinker):  # type: ignore[misc]  # S
             fetch = self._storage.fetch(rid, keys, spans, end)
             if fetch is not None:
                 self._watch.count_request()
-                if self._wait_s and fetch.settle(self._wait_s):
+                if self._wait_s and fetch.wait(self._wait_s):
                     ends = self._tier.lookup(rid, keys, spans)
         self._counts.lookups += 1
         return ends

@@ -1,28 +1,28 @@
 """Pages between the linker's host tier and a store, beside the engine: nobody but a look-up that asks for it waits.
 
-fetch    a request's pages that the host tier lacks and the store has: look up, reserve, read and verify, publish
-store    pages that the engine has offloaded: put as soon as a thread is free, or dropped where too many wait
+    fetch    look up ──> reserve, read and verify, publish ──> the next ``FETCH_PAGES`` ...
+    store    pin ──> put ──> unpin ──> the next pages that wait ...
+
+A fetch brings a request's pages that the host tier lacks and the store has. What the engine has offloaded is stored one
+prompt after the other, or dropped where too much waits. Each arrow is the end of a call of ``EngineStore``, whose
+threads they run on.
 """
 
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, islice
 from math import inf
-from threading import Lock
+from threading import Event, Lock
 
 from unified_cache.core.page import PageKey
 from unified_cache.core.pool import Slots
 from unified_cache.core.window import window
+from unified_cache.integrations.engine_store import EngineStore
 from unified_cache.integrations.engine_store.pools import BundlePages, EnginePools, PoolNeed
 from unified_cache.integrations.sglang.linker_tier import ComponentKeys, LinkerHostTier
-from unified_cache.storage_backends.common.bounded_call import BoundedCall
-from unified_cache.storage_backends.common.call_threads import CallThreads
-
-THREADS_MAX = 3
-"""Of them one at most stores, so that a fetch finds a thread."""
 
 FETCHES_MAX = 64
 """Fetches that wait or run; a request that finds as many asks again with its next look-up."""
@@ -74,12 +74,32 @@ class _PromptAsks:
     last_s: float = -inf
 
 
+@dataclass(slots=True, eq=False)
+class _Fetch:
+    """A fetch under way."""
+
+    end: Event
+    rest: deque[tuple[str, Sequence[str]]]
+    """Components and keys of the pages that are still to be read, ``FETCH_PAGES`` at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """Pages that a fetch reads: of one component, into reserved slots of the host tier."""
+
+    component: str
+    keys: Sequence[str]
+    slots: Slots
+    clears_count: int
+
+
 class TierStorage:
     """Fetches and writes of one rank. ``fetch`` and ``store`` return at once; any thread may call."""
 
     def __init__(
         self,
         tier: LinkerHostTier,
+        store: EngineStore,
         pools: EnginePools,
         components: Mapping[str, ComponentBundles],
         pages_max: Mapping[str, int],
@@ -87,11 +107,14 @@ class TierStorage:
     ) -> None:
         """``pages_max`` is the number of pages of the host tier, by component."""
         self._tier = tier
+        self._engine_store = store
         self._pools = pools
         self._components = components
         self._backlog_max = sum(pages_max.values())
-        self._backlog = 0
-        """Pages that wait to be stored."""
+        self._backlog: deque[ComponentKeys] = deque()
+        """Pages that wait to be stored; the first are under way where ``_is_storing``."""
+        self._backlog_pages = 0
+        self._is_storing = False
         self._asked: OrderedDict[str, _PromptAsks] = OrderedDict()
         """By request."""
         self._fetches_count = 0
@@ -100,16 +123,14 @@ class TierStorage:
         self._counts = TierStorageCounts()
         self._clock = clock
         self._guard = Lock()
-        self._threads = CallThreads("unified-cache-linker-storage", THREADS_MAX, deferrable_max=1)
 
-    def fetch(
-        self, rid: str, keys: Sequence[str], spans: Mapping[str, int], held_end: int
-    ) -> "BoundedCall[None] | None":
+    def fetch(self, rid: str, keys: Sequence[str], spans: Mapping[str, int], held_end: int) -> Event | None:
         """Begin to fetch what would let the request resume later than at ``held_end``.
 
-        Returned to be waited for is the first fetch of each prompt of a request. While the request is looked up again,
-        the store is asked again, ``ASKS_MAX`` times with a pause between, and nobody waits.
+        Returned to be waited for is the end of the first fetch of each prompt of a request. While the request is looked
+        up again, the store is asked again, ``ASKS_MAX`` times with a pause between, and nobody waits.
         """
+        self._engine_store.give_up_late()
         now_s = self._clock()
         with self._guard:
             asked = self._asked.get(rid)
@@ -123,8 +144,10 @@ class TierStorage:
             if len(self._asked) > ASKED_MAX:
                 self._asked.popitem(last=False)
             self._fetches_count += 1
-        fetch = self._threads.submit(partial(self._fetch, keys, spans, held_end), self._end_fetch)
-        return None if asked.count else fetch
+        fetch = _Fetch(Event(), deque())
+        look_up = partial(self._look_up, fetch, list(keys), dict(spans), held_end)
+        self._engine_store.run(look_up, partial(self._read_on, fetch))
+        return None if asked.count else fetch.end
 
     def store(self, keys: ComponentKeys) -> None:
         """Store pages of the host tier, those of each component in the order of their chain, as far as they stay there.
@@ -134,18 +157,20 @@ class TierStorage:
         written = {name: of for name, of in keys.items() if self._components[name].written}
         pages_count = sum(map(len, written.values()))
         with self._guard:
-            is_taken = self._backlog + pages_count <= self._backlog_max
-            if is_taken:
-                self._backlog += pages_count
-            else:
+            is_taken = self._backlog_pages + pages_count <= self._backlog_max
+            if is_taken and written:
+                self._backlog_pages += pages_count
+                self._backlog.append(written)
+            elif written:
                 self._counts.dropped += pages_count
-        if is_taken and written:
-            self._threads.submit(partial(self._store, written), partial(self._end_store, pages_count), is_urgent=False)
+        self._engine_store.give_up_late()
+        self._store_on()
 
     @property
     def backlog(self) -> int:
-        """Pages that wait to be stored."""
-        return self._backlog
+        """Pages that wait to be stored, but for those that the store is late with."""
+        self._engine_store.give_up_late()
+        return self._backlog_pages
 
     def forget(self) -> None:
         """Forget which requests the store was asked for, since the host tier holds nothing of what it gave."""
@@ -159,80 +184,98 @@ class TierStorage:
 
     def close(self, timeout_s: float) -> None:
         """Store what waits for ``timeout_s`` at most, and begin nothing more; the store's own close ends the rest."""
-        self._threads.close(timeout_s)
-        self._threads.withdraw_waiting()
+        self._engine_store.wait_until(lambda: not self._backlog_pages and not self._fetches_count, timeout_s)
+        with self._guard:
+            self._backlog_pages -= sum(self._pages_count(keys) for keys in self._backlog)
+            self._backlog.clear()
 
-    def _fetch(self, keys: Sequence[str], spans: Mapping[str, int], held_end: int) -> None:
+    def _look_up(self, fetch: _Fetch, keys: Sequence[str], spans: Mapping[str, int], held_end: int) -> None:
+        """Find out what a fetch reads."""
         names = list(map(bytes.fromhex, keys))
         needs = [PoolNeed(pools, span) for name, span in spans.items() for pools in self._components[name].bundles]
         end = self._pools.restorable(names, needs, self._tier.held_prefix(keys, spans)).longest
-        if end <= held_end:
-            return
-        for name, span in spans.items():
+        for name, span in spans.items() if end > held_end else ():
             needed = keys[window(end, span) : end]
-            for start in range(0, len(needed), FETCH_PAGES):
-                if not self._fetch_pages(name, needed[start : start + FETCH_PAGES]):
-                    return
+            fetch.rest += [(name, needed[at : at + FETCH_PAGES]) for at in range(0, len(needed), FETCH_PAGES)]
 
-    def _fetch_pages(self, component: str, keys: Sequence[str]) -> bool:
-        """Read the pages that are neither held nor on their way; False if one of them could not be had."""
-        clears_count = self._tier.clears_count
-        lacking = self._tier.lacking(component, keys)
-        with self._guard:
-            mine = [key for key in lacking if (component, key) not in self._arriving]
-            self._arriving.update((component, key) for key in mine)
-        try:
-            done = self._read(component, mine, clears_count) if mine else 0
-        finally:
+    def _read_on(self, fetch: _Fetch) -> None:
+        """Read the next pages that are neither held nor on their way; end the fetch where there are none."""
+        while fetch.rest:
+            component, keys = fetch.rest.popleft()
+            clears_count = self._tier.clears_count
+            lacking = self._tier.lacking(component, keys)
             with self._guard:
-                self._arriving.difference_update((component, key) for key in mine)
+                mine = [key for key in lacking if (component, key) not in self._arriving]
+                self._arriving.update((component, key) for key in mine)
+            if not mine:
+                continue
+            reserved = self._tier.reserve({component: len(mine)})
+            if reserved is None:
+                self._end_read(component, mine, 0)
+                break
+            read = _Read(component, mine, reserved[component], clears_count)
+            batch = self._batch(self._components[component].bundles, mine, read.slots)
+            self._pools.start_get(batch, partial(self._end_pages, fetch, read))
+            return
         with self._guard:
-            self._counts.fetched += done
-            self._counts.not_fetched += len(mine) - done
-        return done == len(mine)
+            self._fetches_count -= 1
+        fetch.end.set()
 
-    def _read(self, component: str, keys: Sequence[str], clears_count: int) -> int:
-        """Read pages and publish those that are there in all pools; return how many."""
-        reserved = self._tier.reserve({component: len(keys)})
-        if reserved is None:
-            return 0
-        slots = reserved[component]
-        try:
-            answers = self._pools.get(self._batch(self._components[component].bundles, keys, slots))
-        except BaseException:
-            self._tier.free(reserved)
-            raise
+    def _end_pages(self, fetch: _Fetch, read: _Read, answers: list[list[bool]]) -> None:
+        """Publish the pages that are there in all pools; go on unless one of them could not be had."""
         is_whole = [all(of_page) for of_page in zip(*answers, strict=True)]
         whole = [number for number, is_there in enumerate(is_whole) if is_there]
         torn = [number for number, is_there in enumerate(is_whole) if not is_there]
-        self._tier.free({component: slots[torn]})
-        self._tier.publish({component: [keys[number] for number in whole]}, {component: slots[whole]}, clears_count)
-        return len(whole)
+        name = read.component
+        self._tier.free({name: read.slots[torn]})
+        keys = {name: [read.keys[number] for number in whole]}
+        self._tier.publish(keys, {name: read.slots[whole]}, read.clears_count)
+        self._end_read(name, read.keys, len(whole))
+        if torn:
+            fetch.rest.clear()
+        self._read_on(fetch)
 
-    def _store(self, keys: ComponentKeys) -> None:
-        """Store what is still held of all components by one call, which waits once for a store that is frozen."""
+    def _end_read(self, component: str, keys: Sequence[str], read_count: int) -> None:
+        with self._guard:
+            self._arriving.difference_update((component, key) for key in keys)
+            self._counts.fetched += read_count
+            self._counts.not_fetched += len(keys) - read_count
+
+    def _store_on(self) -> None:
+        """Store the pages that have waited longest, unless others are under way.
+
+        What is still held of all their components goes by one call, which waits once for a store that is frozen.
+        """
+        with self._guard:
+            if self._is_storing or not self._backlog:
+                return
+            self._is_storing = True
+            keys = self._backlog.popleft()
         held = {name: self._tier.pin_held(name, of) for name, of in keys.items()}
         batches = [self._batch(self._components[name].written, *pages) for name, pages in held.items()]
-        try:
-            answers = iter(self._pools.put(list(chain.from_iterable(batches))))
-        finally:
-            self._tier.unpin({name: slots for name, (_, slots) in held.items()})
-        for (name, (found, _)), batch in zip(held.items(), batches, strict=True):
-            stored = sum(all(of_page) for of_page in zip(*islice(answers, len(batch)), strict=True))
-            with self._guard:
+        self._pools.start_put(list(chain.from_iterable(batches)), partial(self._end_store, keys, held))
+
+    def _end_store(
+        self, keys: ComponentKeys, held: Mapping[str, tuple[list[str], Slots]], answers: list[list[bool]]
+    ) -> None:
+        self._tier.unpin({name: slots for name, (_, slots) in held.items()})
+        rest = iter(answers)
+        with self._guard:
+            for name, (found, _) in held.items():
+                of_bundles = islice(rest, len(self._components[name].written))
+                stored = sum(all(of_page) for of_page in zip(*of_bundles, strict=True))
                 self._counts.stored += stored
                 self._counts.not_stored += len(found) - stored
                 self._counts.dropped += len(keys[name]) - len(found)
+            self._backlog_pages -= self._pages_count(keys)
+            self._is_storing = False
+        self._store_on()
+
+    @staticmethod
+    def _pages_count(keys: ComponentKeys) -> int:
+        return sum(map(len, keys.values()))
 
     @staticmethod
     def _batch(bundles: Sequence[tuple[str, ...]], keys: Sequence[str], slots: Slots) -> list[BundlePages]:
         names: list[PageKey] = list(map(bytes.fromhex, keys))
         return [BundlePages(pools, names, slots.tolist()) for pools in bundles]
-
-    def _end_fetch(self, call: BoundedCall[None]) -> None:
-        with self._guard:
-            self._fetches_count -= 1
-
-    def _end_store(self, pages_count: int, call: BoundedCall[None]) -> None:
-        with self._guard:
-            self._backlog -= pages_count

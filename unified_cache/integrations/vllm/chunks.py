@@ -1,6 +1,6 @@
 """The tier without vLLM's types: chunks by offload key, looked up, loaded and stored under the names of this engine.
 
-Everything but the threads of ``Lookups`` and ``Moving`` belongs to the scheduler's thread, and returns at once; only
+Everything belongs to the scheduler's thread, and returns at once; only
 ``drain`` and ``close`` wait, and both are bounded.
 """
 
@@ -18,18 +18,18 @@ from unified_cache.integrations.engine_store import (
     HitWatch,
 )
 from unified_cache.integrations.vllm.changes import ChunkChanges, ChunksRemoved, ChunksStored
-from unified_cache.integrations.vllm.lookups import ChunkAnswer, Lookups
+from unified_cache.integrations.vllm.lookups import Lookups
 from unified_cache.integrations.vllm.moving import (
     ChunkJob,
-    Direction,
     HostRows,
     JobEnd,
     MovedChunk,
     Moving,
 )
 from unified_cache.integrations.vllm.names import ChunkNames, RowShape, VllmFacts, group_of, is_stable_key
-from unified_cache.integrations.vllm.settings import OnReset, TierSettings
+from unified_cache.integrations.vllm.settings import TierSettings
 from unified_cache.storage_backends.protocol import Answer
+from unified_cache.storage_backends.wrappers import Method
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ DOCUMENT = "docs/vllm.md#nothing-is-restored"
 class TierCounts:
     """Counts of one tier since it was opened, in chunks."""
 
-    looked_up: Mapping[ChunkAnswer, int]
+    looked_up: Mapping[Answer, int]
     """Chunks that the store was asked for, once while any request lives that asks for them."""
     loaded: Counter[Answer] = field(default_factory=Counter)
     stored: Counter[Answer] = field(default_factory=Counter)
@@ -69,12 +69,14 @@ class ChunkTier:
         self._names = names
         self._rows = rows
         self._settings = settings
-        self._lookups = Lookups(self._ask, self._is_known, store.due_s)
+        self._lookups = Lookups(self._ask, self._is_known)
         self._moving = Moving(store, rows, settings)
         self._counts = TierCounts(self._lookups.answered)
         self._unstored: dict[bytes, int] = {}
         """Chunks that the store did not answer for, oldest first, and how many chunks had been offered by then."""
         self._offered_count = 0
+        self._due_s = 0.0
+        """When the store is late with the look-ups of a step."""
         self._changes: ChunkChanges | None = None
         self._reports_removals = False
         self._watch = HitWatch(store, settings.url, DOCUMENT)
@@ -102,15 +104,17 @@ class ChunkTier:
         """Names of this engine's pages, of its generation now."""
         return self._names
 
-    def look_up(self, key: bytes, request: str) -> ChunkAnswer:
+    def look_up(self, key: bytes, request: str) -> Answer:
         """Return whether the store has a chunk, as far as is known without waiting."""
         if not is_stable_key(key):
             self._counts.unstable_count += 1
-            return ChunkAnswer.MISS
+            return Answer.MISS
         return self._lookups.answer(key, request)
 
     def step_ended(self) -> None:
-        """Send the look-ups of a step."""
+        """Send the look-ups of a step, which are waited for as one."""
+        self._store.give_up_late()
+        self._due_s = self._store.due_s()
         self._lookups.send()
 
     def watch(self) -> None:
@@ -140,7 +144,7 @@ class ChunkTier:
 
     def load(self, number: int, keys: Sequence[bytes], rows: Sequence[int]) -> None:
         """Start to fill rows with chunks."""
-        self._submit(number, Direction.LOAD, zip(keys, rows, strict=True))
+        self._submit(number, True, zip(keys, rows, strict=True))
 
     def store(
         self, number: int, keys: Sequence[bytes], rows: Sequence[int], end_token: Callable[[bytes], int | None]
@@ -153,7 +157,7 @@ class ChunkTier:
         self._offered_count += len(placed)
         if self._changes is not None:
             self._changes.begin(number)
-        self._submit(number, Direction.STORE, [(key, row) for _, _, key, row in placed])
+        self._submit(number, False, [(key, row) for _, _, key, row in placed])
 
     @property
     def wants_old_chunks(self) -> bool:
@@ -165,7 +169,7 @@ class ChunkTier:
         ended = self._moving.ended()
         for end in ended:
             moved_bytes = len(end.moved) * self._rows.payload_bytes
-            if end.job.direction is Direction.LOAD:
+            if end.job.is_load:
                 self._counts.loaded.update(end.answers)
                 self._counts.loaded_bytes += moved_bytes
                 self._lookups.miss(end.failed)
@@ -189,9 +193,9 @@ class ChunkTier:
         self._watch.count_request()
 
     def drain(self) -> None:
-        """Wait for all jobs before vLLM resets its caches, and forget the store's pages if ``on_reset`` is FORGET."""
+        """Wait for all jobs before vLLM resets its caches, and forget the store's pages if ``on_reset`` says so."""
         self._moving.drain(self._settings.close_timeout_s)
-        if self._settings.on_reset is OnReset.FORGET:
+        if self._settings.on_reset == "forget":
             # Drawn, not counted: another engine whose weights were updated differently counts from 0, too.
             self._names = self._names.renewed(secrets.randbits(63) | 1)
             self._store.remember(self._names.identity, self._names.layout)
@@ -202,7 +206,9 @@ class ChunkTier:
 
     def wait(self, timeout_s: float) -> bool:
         """Wait until every look-up that was sent is answered and every job has ended; False after ``timeout_s``."""
-        return self._lookups.wait(timeout_s) and self._moving.wait(timeout_s)
+        return self._store.wait_until(
+            lambda: not self._lookups.waiting_count and not self._moving.jobs_count, timeout_s
+        )
 
     def counts(self) -> TierCounts:
         """Return what the tier did so far; the tier goes on counting in it."""
@@ -218,15 +224,14 @@ class ChunkTier:
         False if a thread has not ended: vLLM must not unmap its memory then.
         """
         is_over = self._moving.close(self._settings.close_timeout_s)
-        self._lookups.close(self._settings.deadline_s)
         self._store.close(CLOSE_S)
         if is_over:
             self._rows.release()
         return is_over
 
-    def _submit(self, number: int, direction: Direction, chunks: Iterable[tuple[bytes, int]]) -> None:
+    def _submit(self, number: int, is_load: bool, chunks: Iterable[tuple[bytes, int]]) -> None:
         named = tuple(MovedChunk(key, self._names.label(key), int(row)) for key, row in chunks)
-        self._moving.submit(ChunkJob(number, direction, named))
+        self._moving.submit(ChunkJob(number, is_load, named))
 
     def _record_unstored(self, end: JobEnd) -> None:
         """Remember what the store did not answer for, as long as host memory may hold it."""
@@ -242,7 +247,7 @@ class ChunkTier:
         """Return whether memory alone says that the store has a chunk."""
         return bool(self._store.exists_at_once([self._names.label(key)])[0])
 
-    def _ask(self, keys: Sequence[bytes], due_s: float) -> list[bool]:
-        """Ask the store on the thread of look-ups; an answer of another generation is dropped by ``ask_again``."""
-        names = self._names
-        return [bool(answer) for answer in self._store.exists([names.label(key) for key in keys], due_s)]
+    def _ask(self, keys: Sequence[bytes], on_end: Callable[[Sequence[Answer]], None]) -> None:
+        """Ask the store; an answer of another generation is dropped by ``ask_again``."""
+        labels = [self._names.label(key) for key in keys]
+        self._store.start_asking(Method.EXISTS, labels, on_end, self._due_s)

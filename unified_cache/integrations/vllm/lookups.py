@@ -2,7 +2,7 @@
 
 vLLM looks up key by key on its scheduler's thread, the same keys again at every step until none says later. So a
 look-up never waits. What the store knows from memory is answered on the spot, which saves the request a step; the other
-keys are gathered during a step, sent at its end, and asked for by a thread.
+keys are gathered during a step, sent at its end, and asked for on threads of ``EngineStore``.
 
     scheduler:  answer ─ known? HIT
                        └ gathers ─> send ─> waiting ─┐
@@ -13,19 +13,13 @@ An answer stays as long as a request that asked for it lives: a chunk that was f
 failed is missing for all these requests, or the engine would try it for ever.
 """
 
-import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 from functools import partial
 from queue import Empty, SimpleQueue
 
-from unified_cache.storage_backends.common.bounded_call import BoundedCall
-from unified_cache.storage_backends.common.call_threads import CallThreads
-
-PIECE_KEYS_MAX = 2_048
-"""Keys asked for at once: answers for the first are there while the last are asked for."""
+from unified_cache.storage_backends.protocol import NAMES_MAX, Answer
 
 KNOWN_KEYS_MAX = 128
 """Keys that memory is asked for in one step, on the scheduler's thread; their loads begin a step before the others'."""
@@ -34,18 +28,8 @@ WAITING_KEYS_MAX = 1 << 20
 """Keys sent and not answered; more are misses at once."""
 
 
-class ChunkAnswer(Enum):
-    """Answer to one look-up."""
-
-    HIT = "hit"
-    MISS = "miss"
-    LATER = "later"
-    """Not known yet: ask again in the next step."""
-
-
-AskStore = Callable[[Sequence[bytes], float], Iterable[bool]]
-"""Asks the store for keys, on the thread of look-ups, until an instant; answers in their order, and never raises."""
-
+AskStore = Callable[[Sequence[bytes], Callable[[Sequence[Answer]], None]], None]
+"""Begins to ask the store for keys, and hands their answers on, in their order, from another thread."""
 
 IsKnown = Callable[[bytes], bool]
 """Tells, without waiting, whether the store knows from memory to have a key; of a False nothing is known."""
@@ -56,27 +40,24 @@ class _Asked:
     """A key that at least one living request asked for. The scheduler's thread alone changes it."""
 
     key: bytes
-    answer: ChunkAnswer = ChunkAnswer.LATER
+    answer: Answer = Answer.UNAVAILABLE
     requests: set[str] = field(default_factory=set)
 
 
 _Batch = list[_Asked]
-_Answers = list[tuple[_Asked, bool]]
+_Answers = list[tuple[_Asked, Answer]]
 
 
 class Lookups:
-    """Look-ups of one tier. All methods belong to the scheduler's thread; another one asks."""
+    """Look-ups of one tier: HIT, MISS, or UNAVAILABLE until the store has answered.
 
-    def __init__(
-        self, ask: AskStore, is_known: IsKnown = lambda key: False, due_s: Callable[[], float] = lambda: math.inf
-    ) -> None:
-        """Start look-ups that are answered by ``ask``, and at once where ``is_known``.
+    All methods belong to the scheduler's thread.
+    """
 
-        ``due_s`` returns when a store that is asked now is late: the keys of one step are waited for no longer.
-        """
+    def __init__(self, ask: AskStore, is_known: IsKnown = lambda key: False) -> None:
+        """Start look-ups that are answered by ``ask``, and at once where ``is_known``."""
         self._ask = ask
         self._is_known = is_known
-        self._due_s = due_s
         self._known_left = KNOWN_KEYS_MAX
         """Keys that memory may still be asked for in this step."""
         self._unknown_request = ""
@@ -88,12 +69,11 @@ class Lookups:
         self._answered: SimpleQueue[_Answers] = SimpleQueue()
         self._waiting_count = 0
         """Keys sent whose answers have not been applied."""
-        self._threads = CallThreads("unified-cache-lookups", 1)
-        self.answered: Counter[ChunkAnswer] = Counter()
-        """Keys that the store was asked for, by its answer; LATER for those it was not, since too many waited."""
+        self.answered: Counter[Answer] = Counter()
+        """Keys that the store was asked for, by its answer; UNAVAILABLE where too many waited for it to be asked."""
 
-    def answer(self, key: bytes, request: str) -> ChunkAnswer:
-        """Return what is known of a key, and note that ``request`` asked.
+    def answer(self, key: bytes, request: str) -> Answer:
+        """Return what is known of a key, and record that ``request`` asked.
 
         A new key that memory does not know is sent at the end of the step.
         """
@@ -101,14 +81,14 @@ class Lookups:
         if asked is None:
             asked = self._asked[key] = _Asked(key)
             if self._knows(key, request):
-                asked.answer = ChunkAnswer.HIT
-                self.answered[ChunkAnswer.HIT] += 1
+                asked.answer = Answer.HIT
+                self.answered[Answer.HIT] += 1
             elif self._waiting_count + len(self._gathered) >= WAITING_KEYS_MAX:
-                asked.answer = ChunkAnswer.MISS
-                self.answered[ChunkAnswer.LATER] += 1
+                asked.answer = Answer.MISS
+                self.answered[Answer.UNAVAILABLE] += 1
             else:
                 self._gathered.append(asked)
-        elif asked.answer is ChunkAnswer.LATER:
+        elif asked.answer is Answer.UNAVAILABLE:
             self._apply()
         if request not in asked.requests:
             asked.requests.add(request)
@@ -121,18 +101,17 @@ class Lookups:
         self._known_left = KNOWN_KEYS_MAX
         self._unknown_request = ""
         gathered, self._gathered = [asked for asked in self._gathered if asked.requests], []
-        due_s = self._due_s()
-        for start in range(0, len(gathered), PIECE_KEYS_MAX):
-            piece = gathered[start : start + PIECE_KEYS_MAX]
+        for start in range(0, len(gathered), NAMES_MAX):  # so that those of the first requests do not wait for the last
+            piece = gathered[start : start + NAMES_MAX]
             self._waiting_count += len(piece)
-            self._threads.submit(partial(self._ask_for, piece, due_s), partial(self._keep, piece))
+            self._ask([asked.key for asked in piece], partial(self._keep, piece))
 
     def miss(self, keys: Collection[bytes]) -> None:
         """Answer MISS for keys whose load failed, for as long as any request lives that asked for them."""
         for key in keys:
             asked = self._asked.get(key)
             if asked is not None:
-                asked.answer = ChunkAnswer.MISS
+                asked.answer = Answer.MISS
 
     def request_ended(self, request: str) -> None:
         """Drop what nobody else asked for."""
@@ -153,19 +132,11 @@ class Lookups:
         """Keys remembered; 0 when no request lives that asked."""
         return len(self._asked)
 
-    def wait(self, timeout_s: float) -> bool:
-        """Wait until every key sent is answered and return True, or False after ``timeout_s``."""
-        while self._waiting_count:
-            try:
-                self._take(self._answered.get(timeout=timeout_s))
-            except Empty:
-                return False
-        return True
-
-    def close(self, timeout_s: float) -> bool:
-        """Stop asking; return whether the thread has ended within ``timeout_s``."""
-        self._threads.withdraw_waiting()
-        return not self._threads.close(timeout_s)
+    @property
+    def waiting_count(self) -> int:
+        """Keys sent that are not answered."""
+        self._apply()
+        return self._waiting_count
 
     def _knows(self, key: bytes, request: str) -> bool:
         """Ask memory for a key; as a rule a request whose key it does not know has no later one that it knows."""
@@ -186,16 +157,14 @@ class Lookups:
 
     def _take(self, answers: _Answers) -> None:
         self._waiting_count -= len(answers)
-        for asked, found in answers:
-            self.answered[ChunkAnswer.HIT if found else ChunkAnswer.MISS] += 1
+        for asked, answer in answers:
+            # Of a store that does not answer a request must not wait for ever.
+            found = Answer.HIT if answer else Answer.MISS
+            self.answered[found] += 1
             # A load that failed meanwhile has the last word.
-            if asked.answer is ChunkAnswer.LATER:
-                asked.answer = ChunkAnswer.HIT if found else ChunkAnswer.MISS
+            if asked.answer is Answer.UNAVAILABLE:
+                asked.answer = found
 
-    def _ask_for(self, piece: _Batch, due_s: float) -> list[bool]:
-        return list(self._ask([asked.key for asked in piece], due_s))
-
-    def _keep(self, piece: _Batch, call: BoundedCall[list[bool]]) -> None:
-        """Keep the answers for the scheduler's thread; MISS where none came, or an engine would wait for ever."""
-        found = [False] * len(piece) if call.take_error() is not None else call.result()
-        self._answered.put(list(zip(piece, found, strict=True)))
+    def _keep(self, piece: _Batch, answers: Sequence[Answer]) -> None:
+        """Keep the answers for the scheduler's thread."""
+        self._answered.put(list(zip(piece, answers, strict=True)))

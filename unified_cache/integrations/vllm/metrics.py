@@ -32,7 +32,7 @@ class Reading(NamedTuple):
 
 _COUNTERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "lookup_chunks": (
-        "Chunks that the store was asked for, by answer; later: not asked, since too many waited.",
+        "Chunks that the store was asked for, by answer; unavailable: not asked, since too many waited.",
         ("answer",),
     ),
     "load_chunks": (

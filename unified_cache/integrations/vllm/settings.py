@@ -1,23 +1,13 @@
 """Keys that a user writes into vLLM's configuration, checked: what the tier is opened with."""
 
 from collections.abc import Mapping
-from enum import Enum
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
 from unified_cache.core.settings.loading import read_table
-from unified_cache.core.settings.section import Bytes, Count, Seconds, Section
+from unified_cache.core.settings.section import Bytes, Seconds, Section
 from unified_cache.storage_backends.protocol import Level
-
-
-class OnReset(Enum):
-    """Meaning of a reset of vLLM's caches for the pages in the store."""
-
-    FORGET = "forget"
-    """This engine finds none of them any more: after a weight update they would be wrong."""
-    KEEP = "keep"
-    """They stay valid: a reset never follows a change of weights."""
 
 
 class TierSettings(Section):
@@ -31,8 +21,9 @@ class TierSettings(Section):
     """Name that pages are stored under; vLLM's name of the model if empty. Engines share pages under one name only."""
     revision: str = ""
     """Revision of the weights; found out by the connector if empty, demanded by a tier without one."""
-    on_reset: OnReset = OnReset.FORGET
-    """What a reset of vLLM's caches means for the pages in the store."""
+    on_reset: Literal["forget", "keep"] = "forget"
+    """Whether this engine finds its pages in the store again after a reset of vLLM's caches. Not where it follows a
+    change of weights: they would be wrong."""
     level: Level = Level.CACHED
     """Promise of a put: cached, or durable through a crash of the machine."""
     deadline_s: Seconds = 5.0
@@ -41,10 +32,6 @@ class TierSettings(Section):
     """Longest wait for stores under way, at shut-down and at a reset; what has not begun by then is dropped."""
     store_share: Annotated[float, Field(gt=0, le=1)] = 0.25
     """Largest share of vLLM's host memory that waits to be stored; more is dropped, so that loads find room."""
-    load_threads: Count = 1
-    """Threads that only load."""
-    store_threads: Count = 2
-    """Threads that store, and load first where loads wait: one copies and checks while another one waits."""
 
     @model_validator(mode="after")
     def _names_a_store(self) -> "TierSettings":

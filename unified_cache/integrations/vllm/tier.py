@@ -41,19 +41,18 @@ from unified_cache.integrations.vllm.engine import (
 )
 from unified_cache.integrations.vllm.facts import row_shape, spec_facts
 from unified_cache.integrations.vllm.logs import show_logs_with
-from unified_cache.integrations.vllm.lookups import ChunkAnswer
 from unified_cache.integrations.vllm.metrics import FIGURES, TierFigures
-from unified_cache.integrations.vllm.moving import Direction
 from unified_cache.integrations.vllm.names import VllmFacts
 from unified_cache.integrations.vllm.settings import TierSettings
+from unified_cache.storage_backends.protocol import Answer
 
 FACTS_KEY = "engine_facts"
 """Key under which the connector hands an engine's facts down, in the tier's configuration."""
 
 RESULTS = {
-    ChunkAnswer.HIT: LookupResult.HIT,
-    ChunkAnswer.MISS: LookupResult.MISS,
-    ChunkAnswer.LATER: LookupResult.RETRY,
+    Answer.HIT: LookupResult.HIT,
+    Answer.MISS: LookupResult.MISS,
+    Answer.UNAVAILABLE: LookupResult.RETRY,
 }
 
 # vLLM shows what is logged below its own name.
@@ -122,7 +121,7 @@ class UnifiedCacheTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM's, u
         """Return the jobs that ended; of a load that failed in part, the chunks that came."""
         results: list[JobResult] = []
         for end in self._chunks.ended():
-            is_load = end.job.direction is Direction.LOAD
+            is_load = end.job.is_load
             results.append(
                 JobResult(
                     job_id=end.job.number,

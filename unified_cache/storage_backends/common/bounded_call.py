@@ -162,8 +162,9 @@ class BoundedCall(Generic[Result]):
         self.state, self.thread_id, self._started_s = CallState.RUNNING, get_ident(), now_s
 
     def make(self) -> None:
-        """Do the work on this thread and keep what it returns or raises."""
-        before, _current.call = _current.call, self
+        """Do the work on this thread and keep what it returns or raises; as a part of the call that it runs, if any."""
+        before = _current.call
+        _current.call = before or self
         try:
             if self._work is not None:
                 self._result = self._work()

@@ -30,10 +30,6 @@ class LateCall:
         return self.returned
 
 
-def reserve(memory: BounceMemory, size_bytes: int, timeout_s: float) -> BounceBuffer | None:
-    return next(iter(memory.reserve([size_bytes], timeout_s)), None)
-
-
 def returned_call() -> LateCall:
     call = LateCall()
     call.returned = True
@@ -53,7 +49,7 @@ def test_spans_never_overlap_and_every_byte_comes_back(seed: int) -> None:
             case 0 | 1:
                 size = rng.randrange(1, pages_max * PAGE + 1)
                 pages = -(-size // PAGE)
-                span = reserve(memory, size, 0.0)
+                span = memory.reserve(size, 0.0)
                 fits = any(not any(owner[start : start + pages]) for start in range(pages_max - pages + 1))
                 assert (span is not None) == fits
                 if span is not None:
@@ -82,16 +78,9 @@ def test_spans_never_overlap_and_every_byte_comes_back(seed: int) -> None:
         memory.check()
 
 
-def test_spans_are_reserved_all_or_none() -> None:
-    memory = BounceMemory.allocate(4 * PAGE)
-    assert memory.reserve([2 * PAGE, 3 * PAGE], 0.0) == []
-    memory.check()
-    assert [span.size_bytes for span in memory.reserve([1, 3 * PAGE], 0.0)] == [PAGE, 3 * PAGE]
-
-
 def test_bytes_of_a_span_are_those_of_no_other() -> None:
     memory = BounceMemory.allocate(4 * PAGE)
-    spans = [reserve(memory, PAGE, 0.0) for _ in range(4)]
+    spans = [memory.reserve(PAGE, 0.0) for _ in range(4)]
     for number, span in enumerate(spans):
         assert span is not None
         span.view[:] = bytes([number]) * PAGE
@@ -101,21 +90,21 @@ def test_bytes_of_a_span_are_those_of_no_other() -> None:
 def test_where_only_quarantine_could_make_room_nobody_waits() -> None:
     clock = ManualClock()
     memory = BounceMemory.allocate(2 * PAGE, clock)
-    span, call = reserve(memory, 2 * PAGE, 0.0), LateCall()
+    span, call = memory.reserve(2 * PAGE, 0.0), LateCall()
     assert span is not None
     memory.release(span, call)
-    assert reserve(memory, PAGE, 1e9) is None
+    assert memory.reserve(PAGE, 1e9) is None
     call.returned = True
-    assert reserve(memory, 2 * PAGE, 0.0) is not None
+    assert memory.reserve(2 * PAGE, 0.0) is not None
 
 
 def test_a_span_that_is_given_back_goes_to_who_waits() -> None:
     memory = BounceMemory.allocate(PAGE)
-    first = reserve(memory, PAGE, 0.0)
+    first = memory.reserve(PAGE, 0.0)
     assert first is not None
     waiting = Thread(target=lambda: memory.release(first, returned_call()))
     taken: list[BounceBuffer | None] = []
-    taker = Thread(target=lambda: taken.append(reserve(memory, PAGE, 60.0)))
+    taker = Thread(target=lambda: taken.append(memory.reserve(PAGE, 60.0)))
     taker.start()
     waiting.start()
     taker.join(60.0)
@@ -126,10 +115,10 @@ def test_a_span_that_is_given_back_goes_to_who_waits() -> None:
 
 def test_who_waits_when_the_last_span_goes_into_quarantine_waits_no_longer() -> None:
     memory = BounceMemory.allocate(PAGE)
-    span = reserve(memory, PAGE, 0.0)
+    span = memory.reserve(PAGE, 0.0)
     assert span is not None
     taken: list[BounceBuffer | None] = []
-    taker = Thread(target=lambda: taken.append(reserve(memory, PAGE, 1e6)))
+    taker = Thread(target=lambda: taken.append(memory.reserve(PAGE, 1e6)))
     taker.start()
     memory.release(span, LateCall())
     taker.join(60.0)
@@ -138,12 +127,12 @@ def test_who_waits_when_the_last_span_goes_into_quarantine_waits_no_longer() -> 
 
 def test_memory_that_is_closed_is_given_to_nobody_and_outlives_what_is_in_use() -> None:
     memory = BounceMemory.allocate(2 * PAGE)
-    span, call = reserve(memory, PAGE, 0.0), LateCall()
+    span, call = memory.reserve(PAGE, 0.0), LateCall()
     assert span is not None
     memory.release(span, call)
     memory.close()
     memory.close()
-    assert reserve(memory, PAGE, 60.0) is None
+    assert memory.reserve(PAGE, 60.0) is None
     span.view[:] = b"x" * PAGE  # a store that is late still writes
     assert memory.quarantined_bytes() == PAGE
     call.returned = True

@@ -51,7 +51,7 @@ class ThreadNotingStore(MemoryStorage):
         self.fails = False
 
     def capability(self) -> Capability:
-        return replace(super().capability(), exists_costs_io=True)
+        return replace(super().capability(), call_s_max=0.1, exists_costs_io=True)
 
     def exists(self, labels: Sequence[Label]) -> list[Answer]:
         self.threads.add(get_ident())

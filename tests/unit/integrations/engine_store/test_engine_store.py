@@ -14,7 +14,7 @@ from unified_cache.core.errors import ConfigError, StorageError
 from unified_cache.core.pool import Identity, ModelLayout, PoolSpec
 from unified_cache.core.seal import HEADER_BYTES
 from unified_cache.integrations.engine_store import EnginePage, EngineStore, EngineStoreConfig, Unavailable
-from unified_cache.integrations.engine_store import tasks as tasks_module
+from unified_cache.integrations.engine_store import calls as calls_module
 from unified_cache.storage_backends.protocol import Answer, Store
 from unified_cache.storage_backends.removals import Removals
 from unified_cache.storage_backends.url import open_storage
@@ -123,7 +123,7 @@ def test_after_close_every_page_is_unavailable_and_no_view_is_left(store: Engine
 
 
 def test_of_many_pages_that_are_touched_the_first_is_the_most_recent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tasks_module, "NAMES_MAX", 2)
+    monkeypatch.setattr(calls_module, "NAMES_MAX", 2)
     rows = EngineRows.holding(range(5))
     with opened_store(open_storage("memory:", bytes_max=5 * (PAGE_BYTES + HEADER_BYTES))) as store:
         store.put(rows.pages(range(5)))

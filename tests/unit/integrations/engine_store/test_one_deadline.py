@@ -26,7 +26,7 @@ from unified_cache.integrations.engine_store import EngineStore, EngineStoreConf
 from unified_cache.integrations.engine_store.pools import AffineRows, BundlePages, EnginePools, PoolNeed
 from unified_cache.integrations.sglang.linker_tier import LinkerHostTier
 from unified_cache.integrations.sglang.tier_storage import ComponentBundles, TierStorage
-from unified_cache.integrations.vllm import lookups, moving
+from unified_cache.integrations.vllm import lookups
 from unified_cache.integrations.vllm.chunks import ChunkTier
 from unified_cache.integrations.vllm.names import ChunkNames
 from unified_cache.integrations.vllm.settings import TierSettings
@@ -62,7 +62,7 @@ class FreezingStorage(MemoryStorage):
         self.waited_s = 0.0
 
     def capability(self) -> Capability:
-        return replace(super().capability(), bounded=self._is_bounded, exists_costs_io=True)
+        return replace(super().capability(), bounded=self._is_bounded, call_s_max=0.1, exists_costs_io=True)
 
     def register(self, manifest: Manifest, slabs: Mapping[str, memoryview]) -> None:
         if self._is_frozen():
@@ -175,10 +175,9 @@ def test_a_call_for_several_pools_waits_for_one_deadline_wherever_the_store_free
 def test_a_step_of_vllm_waits_for_one_deadline_however_many_pieces_it_asks_for(
     name: str, opened: Callable[[], Opened], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lookups, "PIECE_KEYS_MAX", 4)
-    monkeypatch.setattr(moving, "PIECE_BYTES_MAX", 4 * ROW.payload_bytes)
+    monkeypatch.setattr(lookups, "NAMES_MAX", 4)
     keys = [offload_key(number) for number in range(32)]
-    settings = TierSettings(url="memory:", store_share=1.0, store_threads=1).model_copy(update={"load_threads": 0})
+    settings = TierSettings(url="memory:", store_share=1.0)
     for answered_max in range(0, 16, 3):
         store, backend = opened()
         memory, names = HostMemory(32), ChunkNames.of(FACTS, ROW)
@@ -209,7 +208,7 @@ def test_a_write_of_several_components_behind_a_linker_waits_for_one_deadline(op
     tier = LinkerHostTier(pages_max)
     pools = pools_over(store, {pool: np.zeros((65, 64), np.uint8) for pool in POOLS})
     bundles = {pool: ComponentBundles(((pool,),), ((pool,),)) for pool in POOLS}
-    storage = TierStorage(tier, pools, bundles, pages_max)
+    storage = TierStorage(tier, store, pools, bundles, pages_max)
     held = dict.fromkeys(POOLS, keys)
     slots = tier.reserve(dict.fromkeys(POOLS, len(keys)))
     assert slots is not None

@@ -10,7 +10,7 @@ from unified_cache.components import Full
 from unified_cache.core.pool import Identity, ModelLayout, PoolSpec
 from unified_cache.core.seal import Label
 from unified_cache.integrations.engine_store import EnginePage, EngineStore, EngineStoreConfig
-from unified_cache.integrations.engine_store.tasks import PART_BYTES_MIN
+from unified_cache.integrations.engine_store.calls import PART_BYTES_MIN
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer, Capability, PageIO
 

@@ -1,11 +1,12 @@
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
 from tests.support.vllm_tier import FACTS, ROW, TIMEOUT_S, HostMemory, offload_key
 from unified_cache.integrations.vllm.changes import CHANGES_MAX, ChunkChanges, ChunksRemoved, ChunksStored
 from unified_cache.integrations.vllm.chunks import ChunkTier
-from unified_cache.integrations.vllm.settings import OnReset, TierSettings
+from unified_cache.integrations.vllm.settings import TierSettings
 
 KEYS = tuple(offload_key(number) for number in range(4))
 
@@ -66,7 +67,9 @@ def memory() -> HostMemory:
     return HostMemory(64)
 
 
-def watched(memory: HostMemory, url: str, on_reset: OnReset = OnReset.KEEP, bytes_max: int | None = None) -> ChunkTier:
+def watched(
+    memory: HostMemory, url: str, on_reset: Literal["forget", "keep"] = "keep", bytes_max: int | None = None
+) -> ChunkTier:
     tier = ChunkTier.open(TierSettings(url=url, on_reset=on_reset, bytes_max=bytes_max), FACTS, memory.view, ROW)
     tier.watch()
     assert tier.changes() == []
@@ -115,7 +118,7 @@ def test_what_a_store_evicts_is_known_by_the_engine_s_own_keys(scheme: str, memo
 
 
 def test_what_goes_of_another_engine_is_not_reported(memory: HostMemory, tmp_path: Path) -> None:
-    tier = watched(memory, f"file:{tmp_path}", OnReset.FORGET)
+    tier = watched(memory, f"file:{tmp_path}", "forget")
     store(tier, memory, 1, range(4))
     tier.ended()
     assert tier.changes() == [ChunksStored(KEYS)]
@@ -133,7 +136,7 @@ def test_what_goes_of_another_engine_is_not_reported(memory: HostMemory, tmp_pat
 def test_what_was_stored_before_a_reset_that_forgets_is_not_reported_after_it(
     memory: HostMemory, tmp_path: Path
 ) -> None:
-    tier = watched(memory, f"file:{tmp_path}", OnReset.FORGET)
+    tier = watched(memory, f"file:{tmp_path}", "forget")
     store(tier, memory, 1, range(4))
     tier.drain()
     tier.ended()

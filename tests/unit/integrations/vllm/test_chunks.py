@@ -1,5 +1,6 @@
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -9,9 +10,8 @@ from tests.support.vllm_recording import RecordedEngine, recordings
 from tests.support.vllm_tier import FACTS, ROW, TIMEOUT_S, HostMemory, offload_key
 from unified_cache.core.config import GuardConfig
 from unified_cache.integrations.vllm.chunks import ChunkTier
-from unified_cache.integrations.vllm.lookups import ChunkAnswer
 from unified_cache.integrations.vllm.metrics import FIGURES, Reading, TierFigures
-from unified_cache.integrations.vllm.settings import OnReset, TierSettings
+from unified_cache.integrations.vllm.settings import TierSettings
 from unified_cache.storage_backends.common.breaker import BreakerState
 from unified_cache.storage_backends.protocol import Answer
 
@@ -27,11 +27,11 @@ def memory() -> Iterator[HostMemory]:
     host.close()
 
 
-def opened(memory: HostMemory, url: str, on_reset: OnReset = OnReset.KEEP) -> ChunkTier:
+def opened(memory: HostMemory, url: str, on_reset: Literal["forget", "keep"] = "keep") -> ChunkTier:
     return ChunkTier.open(TierSettings(url=url, on_reset=on_reset), FACTS, memory.view, ROW)
 
 
-def found(tier: ChunkTier, request: str) -> list[ChunkAnswer]:
+def found(tier: ChunkTier, request: str) -> list[Answer]:
     for key in KEYS:
         tier.look_up(key, request)
     tier.step_ended()
@@ -54,11 +54,11 @@ def test_an_engine_finds_what_another_has_stored(
 ) -> None:
     url = store_url(kind)
     first = opened(memory, url)
-    assert found(first, "a") == [ChunkAnswer.MISS] * 4
+    assert found(first, "a") == [Answer.MISS] * 4
     store_all(first, memory)
     assert first.close()
     second = opened(memory, url)
-    assert found(second, "b") == [ChunkAnswer.HIT] * 4
+    assert found(second, "b") == [Answer.HIT] * 4
     second.load(1, KEYS, range(8, 12))
     assert second.wait(TIMEOUT_S)
     assert [end.failed for end in second.ended()] == [()]
@@ -71,7 +71,7 @@ def test_a_damaged_chunk_is_a_miss_while_the_request_lives_and_is_stored_again(
 ) -> None:
     tier = opened(memory, f"file:{tmp_path}")
     store_all(tier, memory)
-    assert found(tier, "a") == [ChunkAnswer.HIT] * 4
+    assert found(tier, "a") == [Answer.HIT] * 4
     (damaged,) = [path for path in tmp_path.rglob(f"{KEYS[1][:32].hex()}.g0") if path.is_file()]
     content = bytearray(damaged.read_bytes())
     content[-1] ^= 1
@@ -80,12 +80,12 @@ def test_a_damaged_chunk_is_a_miss_while_the_request_lives_and_is_stored_again(
     assert tier.wait(TIMEOUT_S)
     (end,) = tier.ended()
     assert end.failed == (KEYS[1],)
-    assert found(tier, "a") == [ChunkAnswer.HIT, ChunkAnswer.MISS, ChunkAnswer.HIT, ChunkAnswer.HIT]
+    assert found(tier, "a") == [Answer.HIT, Answer.MISS, Answer.HIT, Answer.HIT]
     tier.request_ended("a")
-    assert found(tier, "b")[1] is ChunkAnswer.MISS
+    assert found(tier, "b")[1] is Answer.MISS
     tier.request_ended("b")
     store_all(tier, memory)
-    assert found(tier, "c") == [ChunkAnswer.HIT] * 4
+    assert found(tier, "c") == [Answer.HIT] * 4
     assert tier.counts().loaded == {Answer.HIT: 3, Answer.FLAWED: 1}
     assert tier.close()
 
@@ -103,7 +103,7 @@ def test_chunks_that_the_store_was_away_for_are_wanted_again_when_it_is_back(
     switch.set()
     store_all(tier, memory)
     assert not tier.wants_old_chunks
-    assert found(tier, "a") == [ChunkAnswer.HIT] * 4
+    assert found(tier, "a") == [Answer.HIT] * 4
     assert tier.close()
 
 
@@ -143,26 +143,24 @@ def test_nothing_is_wanted_of_a_store_that_is_left_alone_or_after_a_reset(
     assert tier.close()
 
 
-@pytest.mark.parametrize(
-    ("on_reset", "expected"), [(OnReset.KEEP, ChunkAnswer.HIT), (OnReset.FORGET, ChunkAnswer.MISS)]
-)
+@pytest.mark.parametrize(("on_reset", "expected"), [("keep", Answer.HIT), ("forget", Answer.MISS)])
 def test_a_reset_keeps_or_forgets_what_is_stored(
-    memory: HostMemory, tmp_path: Path, on_reset: OnReset, expected: ChunkAnswer
+    memory: HostMemory, tmp_path: Path, on_reset: Literal["forget", "keep"], expected: Answer
 ) -> None:
     tier = opened(memory, f"file:{tmp_path}", on_reset)
     store_all(tier, memory)
-    assert found(tier, "a") == [ChunkAnswer.HIT] * 4
+    assert found(tier, "a") == [Answer.HIT] * 4
     tier.drain()
     assert found(tier, "a") == [expected] * 4
     store_all(tier, memory)
     tier.request_ended("a")
-    assert found(tier, "b") == [ChunkAnswer.HIT] * 4
+    assert found(tier, "b") == [Answer.HIT] * 4
     assert tier.close()
 
 
 def test_engines_that_were_reset_do_not_meet_in_one_generation(memory: HostMemory, tmp_path: Path) -> None:
     other = HostMemory(ROWS)
-    tiers = [opened(host, f"file:{tmp_path}", OnReset.FORGET) for host in (memory, other)]
+    tiers = [opened(host, f"file:{tmp_path}", "forget") for host in (memory, other)]
     for tier in tiers:
         tier.drain()
     assert tiers[0].names.identity != tiers[1].names.identity
@@ -181,7 +179,7 @@ def test_a_job_that_is_drained_was_stored_first(memory: HostMemory, tmp_path: Pa
 
 def test_a_key_that_no_other_process_finds_is_a_miss_and_counted(memory: HostMemory, tmp_path: Path) -> None:
     tier = opened(memory, f"file:{tmp_path}")
-    assert tier.look_up(b"0123456789abcdef" + bytes(4), "a") is ChunkAnswer.MISS
+    assert tier.look_up(b"0123456789abcdef" + bytes(4), "a") is Answer.MISS
     assert tier.counts().unstable_count == 1
     assert tier.close()
 
@@ -209,7 +207,7 @@ def read(tier: ChunkTier, figures: TierFigures) -> list[Reading]:
 @pytest.mark.parametrize("scheme", ["file", "packed"])
 def test_the_calls_of_a_real_engine_are_answered_as_they_were(path: Path, scheme: str, tmp_path: Path) -> None:
     lines = iter([line.split() for line in path.read_text().splitlines()])
-    engine = RecordedEngine.open(lines, TierSettings(url=f"{scheme}:{tmp_path}", on_reset=OnReset.KEEP))
+    engine = RecordedEngine.open(lines, TierSettings(url=f"{scheme}:{tmp_path}", on_reset="keep"))
     engine.play(lines)
     assert engine.hits_count > 0
     assert engine.loaded_count > 0
