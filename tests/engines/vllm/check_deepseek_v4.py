@@ -9,16 +9,9 @@ group   holds                                         tokens of a chunk   needed
 
 from pathlib import Path
 
-from tests.engines.vllm.check_exact import (
-    PROMPTS,
-    Alone,
-    LogPath,
-    ModelPath,
-    assert_equal,
-    local_hit,
-    stored_by_one_engine,
-)
+from tests.engines.vllm.check_exact import PROMPTS, Alone, assert_equal, local_hit, stored_by_one_engine
 from tests.engines.vllm.engine import prompt_of, running_engine
+from tests.engines.vllm.faults import LogPath, ModelPath
 
 FAMILY = "deepseek_v4"
 

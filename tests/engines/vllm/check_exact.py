@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.engines.vllm.engine import EngineAnswer, VllmEngine, prompt_of, running_engine
+from tests.engines.vllm.faults import LogPath, ModelPath
 from tests.engines.vllm.models import MODELS, checkpoint
 from tests.support.mooncake import LocalCluster
 from tests.support.running_service import running
@@ -18,8 +19,6 @@ NEARLY_WHOLE_LOGPROB = 1e-6
 
 PROMPTS = (prompt_of(803, 1), prompt_of(613, 2), prompt_of(259, 3))
 
-ModelPath = Callable[[str], Path]
-LogPath = Callable[[str], Path]
 Alone = Callable[[str], VllmEngine]
 
 

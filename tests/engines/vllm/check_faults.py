@@ -1,9 +1,7 @@
 """Whatever a store does, an engine answers as it would without one: it computes what it cannot trust or cannot get."""
 
-import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -187,39 +185,6 @@ def check_look_ups_that_lie_cost_what_they_lie_about(
         engine.reset()
         switch.lie(False)
         assert answered_rightly(engine, right).cached == CACHED
-
-
-@contextmanager
-def small_disk(directory: Path) -> Iterator[Path]:
-    """Yield a directory on a file system of its own, too small for a prompt; who may not mount one has none."""
-    directory.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=700k", "tmpfs", str(directory)]
-    if subprocess.run(command, check=False, capture_output=True).returncode:
-        pytest.skip("a file system that fills needs the right to mount one")
-    try:
-        yield directory
-    finally:
-        subprocess.run(["umount", str(directory)], check=True)
-
-
-@pytest.mark.parametrize("kind", ["file", "packed"])
-def check_a_disk_that_fills_keeps_what_fits_and_serves_it(
-    kind: str, right: Right, model_path: ModelPath, log_path: LogPath, tmp_path: Path
-) -> None:
-    with (
-        small_disk(tmp_path / "disk") as disk,
-        engine_with(f"{kind}:{disk / 'store'}?free=0", model_path, log_path("engine")) as engine,
-    ):
-        for _ in range(2):
-            answered_rightly(engine, right)
-            engine.settle()
-            engine.reset()
-        # Full in puts, and in look-ups and gets still of use: what fitted comes. A batch is packed whole or not at all.
-        found = answered_rightly(engine, right)
-        assert (0 if kind == "packed" else 1) <= found.cached < CACHED
-        engine.settle()
-        engine.reset()
-        answered_rightly(engine, right, OTHER)
 
 
 def check_a_store_without_room_serves_what_it_has_and_takes_nothing(

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.engines.vllm.check_exact import PROMPTS, LogPath, ModelPath, assert_equal, local_hit
+from tests.engines.vllm.check_exact import PROMPTS, assert_equal, local_hit
 from tests.engines.vllm.engine import running_engine
+from tests.engines.vllm.faults import LogPath, ModelPath
 
 TWO_RANKS = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
 

@@ -10,7 +10,6 @@ import torch
 from transformers import (
     AutoModelForCausalLM,
     Gemma3TextConfig,
-    GptOssConfig,
     LlamaConfig,
     PreTrainedConfig,
     Qwen3NextConfig,
@@ -72,30 +71,6 @@ def _gemma3() -> PreTrainedConfig:
         query_pre_attn_scalar=32,
         sliding_window=64,
         layer_types=[*["sliding_attention"] * 2, "full_attention"] * 2,
-        pad_token_id=0,
-    )
-
-
-def _gpt_oss() -> PreTrainedConfig:
-    return GptOssConfig(
-        **COMMON,
-        intermediate_size=96,
-        num_hidden_layers=4,
-        num_attention_heads=6,
-        head_dim=32,
-        num_local_experts=4,
-        num_experts_per_tok=2,
-        sliding_window=64,
-        layer_types=["sliding_attention", "full_attention"] * 2,
-        rope_parameters={
-            "rope_type": "yarn",
-            "rope_theta": 150_000.0,
-            "factor": 2.0,
-            "beta_fast": 32.0,
-            "beta_slow": 1.0,
-            "truncate": False,
-            "original_max_position_embeddings": CONTEXT // 2,
-        },
         pad_token_id=0,
     )
 
@@ -179,7 +154,6 @@ DEEPSEEK_V4: Mapping[str, object] = {
 MODELS: Mapping[str, EngineModel] = {
     "llama": EngineModel(_llama),
     "gemma3": EngineModel(_gemma3),
-    "gpt_oss": EngineModel(_gpt_oss),
     "qwen3_next": EngineModel(_qwen3_next, "bfloat16", None),
     "deepseek_v4": EngineModel(
         DEEPSEEK_V4,
