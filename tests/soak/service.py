@@ -60,8 +60,9 @@ file = "{directory}/audit"
 deadline_s = 0.5
 [quota.tenants.rogue]
 stored_bytes_max = "4MiB"
-calls_max = 4
+calls_max = {calls_max}
 """
+"""The tenant that misbehaves may have half as many calls in flight as it has clients, so that some are refused."""
 
 PERIOD_S_MAX = 30.0
 """Longest period of the store's bad times, each a sixth of it."""
@@ -110,7 +111,7 @@ class ServiceSoakReport:
 
 
 def soak(seconds: float, clients: int, size: FloodSize = FLOOD) -> ServiceSoakReport:
-    """Run a server under load for so long; ``clients`` is a multiple of the number of tenants."""
+    """Run a server under load for so long; ``clients`` is a multiple of twice the number of tenants."""
     period_s = min(PERIOD_S_MAX, seconds / 2)
     times = BadTimes(period_s, period_s / 6)
     with tempfile.TemporaryDirectory() as name:
@@ -119,7 +120,9 @@ def soak(seconds: float, clients: int, size: FloodSize = FLOOD) -> ServiceSoakRe
             tokens[tenant], entry = new_token(Caller(tenant, Role.WRITER), None, secrets.token_bytes)
             add_token(directory / "tokens", entry)
         config = directory / "service.toml"
-        config.write_text(CONFIG.format(times=times, directory=directory), encoding="utf-8")
+        config.write_text(
+            CONFIG.format(times=times, directory=directory, calls_max=clients // (2 * len(TENANTS))), encoding="utf-8"
+        )
         with _limited_server(config) as server:
             began_s = time.monotonic()
             flood_s = (began_s + 0.1 * seconds, began_s + 0.4 * seconds)
@@ -185,11 +188,11 @@ def main(arguments: Sequence[str]) -> int:
     """Run, print, and say whether every bar was met."""
     parser = argparse.ArgumentParser(prog="python -m tests.soak.service", description=__doc__)
     parser.add_argument("--seconds", type=float, default=300.0)
-    parser.add_argument("--clients", type=int, default=64, help="a multiple of 8")
+    parser.add_argument("--clients", type=int, default=64, help="a multiple of 16")
     given = parser.parse_args(arguments)
     resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
-    if given.seconds <= 0 or given.clients < len(TENANTS) or given.clients % len(TENANTS):
-        parser.error(f"expected some seconds and a multiple of {len(TENANTS)} clients")
+    if given.seconds <= 0 or given.clients < 2 * len(TENANTS) or given.clients % (2 * len(TENANTS)):
+        parser.error(f"expected some seconds and a multiple of {2 * len(TENANTS)} clients")
     report = soak(given.seconds, given.clients)
     sys.stdout.write(f"{report.json()}\n")
     return 1 if report.missed else 0
