@@ -37,15 +37,11 @@ def test_host_and_file_survives_a_restart(tmp_path: Path) -> None:
     assert "192 from storage;" in lines[-1]
 
 
-def is_shared_by_two_engines(url: str) -> None:
+def test_two_engines_share_one_store(tmp_path: Path) -> None:
     """Rung 3: two processes at a time, of which the second imports the program that runs in this one."""
-    lines = example("two_engines", "--storage", url)
+    lines = example("two_engines", "--storage", f"file:{tmp_path}")
     assert lines[0].startswith("engine 1: 0 tokens from storage")
     assert [line.split(" tokens")[0] for line in lines[2:]] == ["engine 2: 240", "engine 2: 240"]
-
-
-def test_two_engines_share_one_store(tmp_path: Path) -> None:
-    is_shared_by_two_engines(f"file:{tmp_path}")
 
 
 def test_kv_events_show_the_pages_of_each_tier() -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from tests.support.bucket import KEY, SECRET, LocalBucket
 from tests.support.bucket_proxy import BUCKET_FAULTS, BucketFault, BucketProxy
+from tests.support.budget import examples
 from tests.support.waiting import wait_until
 from unified_cache.core.config import GuardConfig
 from unified_cache.core.errors import StorageError, StorageTimeoutError
@@ -28,10 +29,10 @@ from unified_cache.testing.storage_contract import (
     sealed_page,
 )
 
-FAULTS_WANTED = 500
+FAULTS_WANTED = examples(150, 1_000)
 BATCH_PAGES = 32
 PAGES = 256
-KILLS = 2
+KILLS = examples(1, 3)
 KILLED_AT_PAGES = 300
 PATIENCE_S = 60.0
 
@@ -75,7 +76,7 @@ def wrong_hits(storage: Store, labels: list[Label]) -> tuple[dict[Label, Answer]
     return answers, wrong
 
 
-def test_five_hundred_faults_bring_no_wrong_byte_and_lose_nothing_that_was_stored(
+def test_hundreds_of_faults_bring_no_wrong_byte_and_lose_nothing_that_was_stored(
     bucket: LocalBucket, proxy: BucketProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = bucket.new_url()
@@ -88,7 +89,7 @@ def test_five_hundred_faults_bring_no_wrong_byte_and_lose_nothing_that_was_store
     stored: set[Label] = set()
     errors: list[StorageError] = []
     hits_count = 0
-    while proxy.fired_count.total() < FAULTS_WANTED:
+    while proxy.fired_count.total() < FAULTS_WANTED or set(proxy.fired_count) != set(BUCKET_FAULTS):
         batch = choice.sample(labels, BATCH_PAGES)
         try:
             level = choice.choice(list(Level))
@@ -102,8 +103,7 @@ def test_five_hundred_faults_bring_no_wrong_byte_and_lose_nothing_that_was_store
             stored -= {named for named, answer in answers.items() if answer is Answer.FLAWED}
         except StorageError as error:
             errors.append(error)
-    assert set(proxy.fired_count) == set(BUCKET_FAULTS)
-    assert hits_count > PAGES
+    assert hits_count > BATCH_PAGES
     assert not [error for error in errors if isinstance(error, StorageTimeoutError)], "every call was in time"
     assert guard.stuck_count == 0
     assert wait_until(lambda: not proxy.held_count, PATIENCE_S), "it hung up on every answer that did not come"
