@@ -425,12 +425,11 @@ def check_slots(storage: PackedStorage) -> None:
 
 
 def check_free(free: FreeSlots, used: dict[int, int]) -> None:
-    places = [*free._idle, *free._given_back]
+    places = [*free._idle, *free._roomless]
     assert len(set(places)) == len(places)
     count = Counter(number for number, _ in places)
-    assert count.keys() <= free._fresh.keys()
-    assert {number: count[number] + used.get(number, 0) for number in free._fresh} == free._fresh
-    assert {file.number for file in free.segments} == free._fresh.keys()
+    assert {file.number for file in free.segments} == (count + Counter(used)).keys()
+    assert all(count[file.number] + used.get(file.number, 0) == free.key.slots_count for file in free.segments)
 
 
 @pytest.mark.timeout(1800)

@@ -33,17 +33,11 @@ class FreeSlots:
         self._segments: dict[int, Segment] = {}
         self._idle: list[tuple[int, int]] = []
         """Heap of free slots that take room, by file and slot."""
-        self._given_back: list[tuple[int, int]] = []
-        """Heap of those that take none."""
-        self._fresh: dict[int, int] = {}
-        """First slot of each file from which on none was ever used."""
-        self._growing: list[int] = []
-        """Files with slots that were never used."""
+        self._roomless: list[tuple[int, int]] = []
+        """Heap of those that take none: given back, or never used."""
         self._free_count: Counter[int] = Counter()
         """Of each file, in both heaps."""
         self._numbers: set[int] = set()
-        self._withdrawn: set[int] = set()
-        """Files that get no page any more."""
 
     @property
     def segments(self) -> list[Segment]:
@@ -71,42 +65,27 @@ class FreeSlots:
 
     def add(self, segment: Segment, used: Collection[int], reached: int) -> None:
         """Take in a file: the slots in ``used`` hold pages, other ones below ``reached`` may take room."""
-        self._numbers.add(segment.number)
-        fresh = max(reached, max(used, default=-1) + 1)
-        self._segments[segment.number] = segment
-        self._fresh[segment.number] = fresh
-        if fresh < self._slots_count:
-            self._growing.append(segment.number)
-        for slot in sorted(set(range(fresh)).difference(used)):
-            heapq.heappush(self._idle, (segment.number, slot))
-            self._free_count[segment.number] += 1
-
-    def withdraw(self, segment: Segment) -> None:
-        """Give no slot of a file away any more; its pages stay until they go."""
-        if self._segments.get(segment.number) is not segment:
-            return  # it was given away as empty
-        self._withdrawn.add(segment.number)
-        for free in (self._idle, self._given_back):
-            free[:] = [place for place in free if place[0] != segment.number]
-            heapq.heapify(free)
-        self._growing = [number for number in self._growing if number != segment.number]
+        number = segment.number
+        self._numbers.add(number)
+        self._segments[number] = segment
+        reached = max(reached, max(used, default=-1) + 1)
+        unused = sorted(set(range(self._slots_count)).difference(used))
+        self._free_count[number] = len(unused)
+        self._idle += [(number, slot) for slot in unused if slot < reached]
+        self._roomless += [(number, slot) for slot in unused if slot >= reached]
+        heapq.heapify(self._idle)
+        heapq.heapify(self._roomless)
 
     def take(self, count: int) -> list[SegmentSlot]:
-        """Take slots that are free, as many as there are up to ``count``."""
+        """Take slots that are free, as many as there are up to ``count``; none of a file that is not trusted."""
         taken: list[SegmentSlot] = []
-        for free in (self._idle, self._given_back):
+        for free in (self._idle, self._roomless):
             while free and len(taken) < count:
                 number, slot = heapq.heappop(free)
-                self._free_count[number] -= 1
-                taken.append(SegmentSlot(self._segments[number], slot))
-        while self._growing and len(taken) < count:
-            number = self._growing[0]
-            fresh = self._fresh[number]
-            end = min(fresh + count - len(taken), self._slots_count)
-            taken += [SegmentSlot(self._segments[number], slot) for slot in range(fresh, end)]
-            self._fresh[number] = end
-            if end == self._slots_count:
-                del self._growing[0]
+                segment = self._segments[number]
+                if segment.is_trusted:
+                    self._free_count[number] -= 1
+                    taken.append(SegmentSlot(segment, slot))
         return taken
 
     def give(self, slots: Iterable[SegmentSlot]) -> None:
@@ -115,23 +94,13 @@ class FreeSlots:
 
     def take_empty_segments(self) -> list[Segment]:
         """Take the segments of which no slot is used."""
-        return self._take_empty(self._fresh)
-
-    def take_empty_withdrawn(self) -> list[Segment]:
-        """Give away those of them that get no page any more."""
-        return self._take_empty(self._withdrawn) if self._withdrawn else []
-
-    def _take_empty(self, numbers: Iterable[int]) -> list[Segment]:
-        empty = {number for number in numbers if self._fresh[number] == self._free_count[number]}
-        if not empty:
-            return []
-        for free in (self._idle, self._given_back):
-            free[:] = [place for place in free if place[0] not in empty]
-            heapq.heapify(free)
+        empty = {number for number in self._segments if self._free_count[number] == self._slots_count}
+        if empty:
+            for free in (self._idle, self._roomless):
+                free[:] = [place for place in free if place[0] not in empty]
+                heapq.heapify(free)
         for number in empty:
-            del self._fresh[number], self._free_count[number]
-        self._growing = [number for number in self._growing if number not in empty]
-        self._withdrawn -= empty
+            del self._free_count[number]
         return [self._segments.pop(number) for number in empty]
 
     def take_idle(self, kept_count: int = 0) -> list[SegmentSlot]:
@@ -144,13 +113,12 @@ class FreeSlots:
 
     def give_emptied(self, slots: Iterable[SegmentSlot]) -> None:
         """Take slots back that take no room any more."""
-        self._give(slots, self._given_back)
+        self._give(slots, self._roomless)
 
     def _give(self, slots: Iterable[SegmentSlot], free: list[tuple[int, int]]) -> None:
         for segment, number in slots:
             self._free_count[segment.number] += 1
-            if segment.number not in self._withdrawn:
-                heapq.heappush(free, (segment.number, number))
+            heapq.heappush(free, (segment.number, number))
 
 
 logger = logging.getLogger(__name__)
@@ -280,23 +248,15 @@ class SegmentFiles:
                 anchor(self._disk, self._root.fd, identity.hex())
 
     def sync(self, segments: Iterable[Segment]) -> None:
-        """Make what is in files survive a crash. One that fails gets no page any more, and is not trusted."""
+        """Make what is in files survive a crash. One that fails is not trusted, and gets no page any more."""
         for segment in segments:
-            try:
-                segment.sync()
-            except OSError:
-                with self._guard:
-                    self._free[segment.key].withdraw(segment)
-                raise
+            segment.sync()
 
     def give(self, slots: Sequence[SegmentSlot]) -> None:
         """Take slots back that nobody uses any more, and give room on the disk back where too much of it is idle."""
         with self._guard:
             for slot in slots:
                 self._free[slot.segment.key].give((slot,))
-            empty = [segment for free in self._free.values() for segment in free.take_empty_withdrawn()]
-        self._remove(empty)
-        with self._guard:
             if self._idle_bytes() <= self._idle_bytes_max:
                 return
         self.give_back()
@@ -368,10 +328,8 @@ class SegmentFiles:
             else:
                 raise
             return []
+        segment.is_trusted = not is_distrusted(status)
         free.add(segment, [entry.slot for entry in entries], segment.reach(1))
-        if is_distrusted(status):
-            segment.is_trusted = False
-            free.withdraw(segment)
         return [
             StoredPage(Label(key.identity, entry.key, key.pool), SegmentSlot(segment, entry.slot), entry.stamp)
             for entry in entries
