@@ -290,26 +290,6 @@ class Disk:
             raise OSError(number, os.strerror(number))
 
 
-class BatchSyncs:
-    """Syncs of a batch: all at a time where each waits for a disk, one after the other where there is none.
-
-    Each that waits needs a thread. All files of one store lie on one file system.
-    """
-
-    def __init__(self, disk: Disk) -> None:
-        self._disk = disk
-        self._is_memory: bool | None = None
-        """None until it was asked, by the first batch of several."""
-
-    def sync(self, fds: Sequence[int]) -> list[OSError | None]:
-        """Sync files and directories; return what went wrong with each."""
-        if len(fds) > 1 and self._is_memory is None:
-            self._is_memory = self._disk.file_system_of(fds[0]) in IN_MEMORY
-        if len(fds) > 1 and not self._is_memory:
-            return self._disk.fsync_each(fds)
-        return [sync_outcome(self._disk, fd) for fd in fds]
-
-
 def sync_outcome(disk: Disk, fd: int) -> OSError | None:
     """Sync a descriptor; return the error of it, None where there is none."""
     try:

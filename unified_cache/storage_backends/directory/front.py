@@ -228,8 +228,6 @@ class StoreCounts:
     """Links, FIFOs, directories and other files found in the place of ours."""
     unreadable_count: int
     """Objects that were there and could not be read: misses until they are put again."""
-    unremovable_count: int = 0
-    """Objects of a ``file:`` store that should have been removed, but could not be."""
     set_aside_count: int = 0
     """Files of a ``packed:`` store that could not be read when it was opened: misses until the next time."""
 

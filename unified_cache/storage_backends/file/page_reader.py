@@ -23,7 +23,6 @@ from unified_cache.storage_backends.common.names import check_label, check_scan,
 from unified_cache.storage_backends.directory.disk import (
     DIRECTORY_FLAGS,
     READ_FLAGS,
-    BatchSyncs,
     Directory,
     Disk,
     anchor,
@@ -102,7 +101,6 @@ class OpenDirectories:
         self._disk = disk
         self._root_fd = root_fd
         self._open_max = open_max
-        self.syncs = BatchSyncs(disk)
         self._open: dict[tuple[bytes, str], Directory] = {}
         self._guard = Lock()
 
@@ -168,7 +166,7 @@ class OpenDirectories:
 
     def sync(self, touched: Mapping[Directory, bytes]) -> None:
         """Make the names in directories survive a crash, and theirs too; each comes with its identity."""
-        faults = self.syncs.sync([directory.fd for directory in touched])
+        faults = self._disk.fsync_each([directory.fd for directory in touched])
         failed = [(directory, fault) for directory, fault in zip(touched, faults, strict=True) if fault is not None]
         for directory, _ in failed:
             distrust(self._disk, directory.fd)

@@ -34,9 +34,6 @@ LOW_SHARE = 8
 LISTED_MIN = 16
 """Objects that each put at least lists while a sweep is under way: 0.3 ms."""
 
-UNREMOVABLE_MAX = 16
-"""Objects that cannot be removed in one eviction before it gives up and the put is declined."""
-
 INODES_SPARE = 64
 """Files that an eviction for want of inodes makes room for beyond the batch: directories, manifests, a restart."""
 
@@ -158,7 +155,6 @@ class FileQuota:
         self._sweep_bytes = 0
         self._restored_count = 0
         self.evicted_count = 0
-        self.unremovable_count = 0
         self._unswept_bytes = 0
         """Granted since the last sweep began."""
         self._under_way: Counter[StoredObject] = Counter()
@@ -195,14 +191,13 @@ class FileQuota:
         if self._restored_count != self._root.restored_count:
             self._begin_again()
         granted = [each for each in fresh if self.bytes_max is None or self._taken([each]) <= self.bytes_max]
-        reason = self._make_space(granted, batch)
+        reason = self._make_space(granted, batch) or f"they exceed the cap of {self.bytes_max} bytes"
         if self._is_counting:
             self._go_on_sweeping(self._taken(granted))
-            self._evict_for(granted, batch)
+            if not self._evict_for(granted, batch):
+                reason = "what is least recent could not be removed"
         if len(granted) < len(fresh):
-            self._root.declines.record(
-                len(fresh) - len(granted), reason or f"they exceed the cap of {self.bytes_max} bytes"
-            )
+            self._root.declines.record(len(fresh) - len(granted), reason)
         self.removed.restored(each.label for each in granted)
         return {each.label for each in granted}
 
@@ -244,50 +239,32 @@ class FileQuota:
             self._forget(labels)
         self.removed.record(labels)
 
-    def _evict_for(self, granted: list[StoredObject], batch: Sequence[PageIO]) -> None:
-        """Evict for what is granted; take out of it what finds no room even so."""
+    def _evict_for(self, granted: list[StoredObject], batch: Sequence[PageIO]) -> bool:
+        """Evict for what is granted, and take out of it what finds no room; False, and all out, where that fails."""
         keep = frozenset(page.label for page in batch)
         with self._guard:
             self._lru.touch(page.label for page in reversed(batch))
-            victims, _ = self._choose_victims(granted, keep, self._taken(granted))
-            reserved = tuple(granted)
-            self._add(reserved)
-            self._under_way.update(reserved)
+            victims = self._choose_victims(granted, keep)
+            self._add(granted)
+            self._under_way.update(granted)
             self._unswept_bytes += self._taken(granted)
             self._forget(victim.label for victim in victims)
-        self._make_room(granted, keep, victims)
+        if not self._evict(victims).stuck_count:
+            return True
         with self._guard:
-            self._end_under_way(reserved[len(granted) :])
+            self._forget(each.label for each in granted)
+            self._end_under_way(granted)
+        granted.clear()
+        return False
 
-    def _make_room(self, granted: list[StoredObject], keep: Container[Label], victims: list[StoredObject]) -> None:
-        """Remove victims, and more in the place of those that cannot be removed; decline where that fails."""
-        unremovable_count = 0
+    def _choose_victims(self, granted: list[StoredObject], keep: Container[Label]) -> list[StoredObject]:
+        """Name victims for what is granted; take out of it what finds no room."""
         while True:
-            unremovable_count += self._evict(victims).stuck_count
-            with self._guard:
-                if unremovable_count > UNREMOVABLE_MAX:
-                    self._forget(each.label for each in granted)
-                    granted.clear()
-                    return
-                # What other threads added meanwhile counts too, in any order.
-                victims, declined = self._choose_victims(granted, keep, 0)
-                if not victims and not declined:
-                    return
-                self._forget(each.label for each in (*declined, *victims))
-
-    def _choose_victims(
-        self, granted: list[StoredObject], keep: Container[Label], needed_bytes: int
-    ) -> tuple[list[StoredObject], list[StoredObject]]:
-        """Name victims for ``needed_bytes`` more than is counted; take out of ``granted`` what finds no room."""
-        declined: list[StoredObject] = []
-        while True:
-            victims, short_bytes = self._lru.victims(needed_bytes, keep)
+            victims, short_bytes = self._lru.victims(self._taken(granted), keep)
             if not short_bytes or not granted:
-                return victims, declined
+                return victims
             while short_bytes > 0 and granted:
-                declined.append(granted.pop())
-                short_bytes -= self._taken(declined[-1:])
-                needed_bytes -= self._taken(declined[-1:])
+                short_bytes -= self._taken([granted.pop()])
 
     def _make_space(self, granted: list[StoredObject], batch: Sequence[PageIO]) -> str:
         """Evict until the file system has room for what is granted; take out of it, and say why, what finds none."""
@@ -313,8 +290,7 @@ class FileQuota:
 
     def _evict_oldest(self, short_bytes: int, keep: frozenset[Label], count_min: int = 0) -> bool:
         """Remove the least recent objects of so many bytes, ``count_min`` at least; return whether there were any."""
-        stuck_count = 0
-        while self._know() and stuck_count <= UNREMOVABLE_MAX:
+        while self._know():
             with self._guard:
                 unnamed = keep.union(each.label for each in self._under_way)
                 victims, _ = self._lru.least_recent(short_bytes, unnamed)
@@ -324,8 +300,7 @@ class FileQuota:
             evicted = self._evict(victims)
             if evicted.removed_count:
                 return True
-            stuck_count += evicted.stuck_count
-            if not victims and not self._list_again():
+            if evicted.stuck_count or (not victims and not self._list_again()):
                 break
         return False
 
@@ -351,7 +326,7 @@ class FileQuota:
         return sum([self.taken_bytes(each.object_bytes) for each in objects])
 
     def _evict(self, victims: Sequence[StoredObject]) -> "_Evicted":
-        """Remove objects that are no longer counted, and count again those that cannot be removed."""
+        """Remove objects that are no longer counted; count those again, as the most recent, that cannot be removed."""
         removed_count = 0
         stuck: list[StoredObject] = []
         for victim in victims:
@@ -361,7 +336,6 @@ class FileQuota:
                 stuck.append(victim)
         with self._guard:
             self.evicted_count += len(victims) - len(stuck)
-            self.unremovable_count += len(stuck)
             self._add(stuck)
         self.removed.record(victim.label for victim in victims if victim not in stuck)
         return _Evicted(removed_count, len(stuck))

@@ -159,7 +159,6 @@ class FileStorage(DirectoryStorage):
         return StoreCounts(
             evicted_count=quota.evicted_count,
             declined_count=self._root.declines.count,
-            unremovable_count=quota.unremovable_count,
             foreign_count=self._foreign.count,
             unreadable_count=self._page_reader.unreadable_count,
         )
@@ -484,7 +483,7 @@ class PageWriter:
             for draft in drafts:
                 self._disk.utime(draft.fd, ns=(draft.stamp, draft.stamp))
             if batch.durable and drafts:
-                faults = self._directories.syncs.sync([draft.fd for draft in drafts])
+                faults = self._disk.fsync_each([draft.fd for draft in drafts])
             for draft, fault in zip(drafts, faults, strict=True):
                 if fault is not None:
                     raise fault

@@ -19,7 +19,7 @@ from tests.support.files import DiskFault, FaultyDisk, chain, descriptors, flip,
 from tests.support.store_kinds import StoreKind
 from unified_cache.core.errors import StorageError
 from unified_cache.core.seal import HEADER_BYTES
-from unified_cache.storage_backends.directory.disk import BatchSyncs, Disk
+from unified_cache.storage_backends.directory.disk import Disk
 from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.protocol import Answer, Level
@@ -361,18 +361,11 @@ BATCH_PAGES = 20
 
 
 class SyncThreads(Disk):
-    """A disk of some file system that notes by which threads it was asked to sync."""
+    """A disk that notes by which threads it was asked to sync."""
 
-    def __init__(self, file_system: str) -> None:
-        self.file_system = file_system
+    def __init__(self) -> None:
         self.threads: list[int] = []
         self.failing: frozenset[int] = frozenset()
-        self.asked_count = 0
-        """How often the file system was asked for."""
-
-    def file_system_of(self, fd: int) -> str:  # type: ignore[override]
-        self.asked_count += 1
-        return self.file_system
 
     def fsync(self, fd: int) -> None:  # type: ignore[override]
         self.threads.append(get_ident())
@@ -381,46 +374,27 @@ class SyncThreads(Disk):
         os.fsync(fd)
 
 
-@pytest.mark.parametrize(("file_system", "is_here"), [("tmpfs", True), ("ramfs", True), ("ext4", False), ("", False)])
-def test_a_durable_batch_takes_threads_only_where_a_disk_is_waited_for(
-    tmp_path: Path, file_system: str, is_here: bool
-) -> None:
-    disk = SyncThreads(file_system)
+def test_files_of_a_durable_batch_are_synced_together_and_a_single_one_by_its_caller(tmp_path: Path) -> None:
+    disk = SyncThreads()
     with closing(FileStorage.open(tmp_path / "store", disk=disk)) as storage:
         disk.threads.clear()
         assert all(put(storage, range(BATCH_PAGES), Level.DURABLE))
-    elsewhere_count = sum(thread != get_ident() for thread in disk.threads)
-    assert len(disk.threads) >= BATCH_PAGES
-    assert elsewhere_count == 0 if is_here else elsewhere_count >= BATCH_PAGES // 2
+        assert len(disk.threads) >= BATCH_PAGES
+        assert sum(thread != get_ident() for thread in disk.threads) >= BATCH_PAGES // 2
+        disk.threads.clear()
+        assert all(put(storage, [BATCH_PAGES], Level.DURABLE))
+        assert {*disk.threads} == {get_ident()}
 
 
-@pytest.mark.parametrize("file_system", ["tmpfs", "ext4"])
-def test_every_sync_of_a_batch_is_made_and_has_its_own_outcome(tmp_path: Path, file_system: str) -> None:
+def test_every_sync_of_a_batch_is_made_and_has_its_own_outcome(tmp_path: Path) -> None:
     fds = [os.open(tmp_path / str(number), os.O_RDWR | os.O_CREAT) for number in range(8)]
     try:
-        disk = SyncThreads(file_system)
+        disk = SyncThreads()
         disk.failing = frozenset({fds[2], fds[5]})
-        syncs = BatchSyncs(disk)
-        for _ in range(2):
-            disk.threads.clear()
-            outcomes = syncs.sync(fds)
-            assert [number for number, outcome in enumerate(outcomes) if outcome is not None] == [2, 5]
-            assert len(disk.threads) == len(fds)
-        assert disk.asked_count == 1
-        assert syncs.sync([]) == []
+        outcomes = disk.fsync_each(fds)
+        assert [number for number, outcome in enumerate(outcomes) if outcome is not None] == [2, 5]
+        assert len(disk.threads) == len(fds)
+        assert disk.fsync_each([]) == []
     finally:
         for fd in fds:
             os.close(fd)
-
-
-def test_a_single_file_is_synced_by_its_caller_and_nothing_is_asked(tmp_path: Path) -> None:
-    disk = SyncThreads("ext4")
-    path = tmp_path / "file"
-    path.write_bytes(b"page")
-    fd = os.open(path, os.O_RDWR)
-    try:
-        assert BatchSyncs(disk).sync([fd]) == [None]
-    finally:
-        os.close(fd)
-    assert disk.threads == [get_ident()]
-    assert not disk.asked_count

@@ -27,7 +27,6 @@ from tests.unit.storage_backends.conftest import CLOCK_START_NS
 from unified_cache.core.errors import StorageError
 from unified_cache.core.seal import FORMAT_VERSION, Flaw
 from unified_cache.storage_backends.directory.front import PAGES_WAITING_MAX, STAMP_GRAIN_NS, Clock
-from unified_cache.storage_backends.file.quota import UNREMOVABLE_MAX
 from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.protocol import Answer, Level
@@ -172,26 +171,20 @@ def test_no_more_than_so_many_reads_wait_for_their_stamp(root: Path) -> None:
         assert all(now > before for now, before in zip(times_of(root, numbers), stored, strict=True))
 
 
-def test_an_object_that_cannot_be_removed_does_not_wedge_eviction(root: Path, clock: Clock) -> None:
-    storage = capped(root, 3, clock)
-    for number in range(3):
-        put(storage, [number])
-    intrude_on(path_of(root, label(0)), fill, root.parent / "bystander")
-    assert put(storage, [3]) == [True]
-    assert held(storage, 4) == [2, 3]
-    assert storage.counts.unremovable_count == 1
-    storage.close()
-
-
-def test_a_put_is_declined_where_nothing_can_be_removed(root: Path, clock: Clock) -> None:
-    pages_max = UNREMOVABLE_MAX * 2
-    storage = capped(root, pages_max, clock)
-    put(storage, range(pages_max))
-    for number in range(pages_max):
-        intrude_on(path_of(root, label(number)), fill, root.parent / f"bystander-{number}")
-    assert put(storage, [pages_max]) == [False]
-    assert storage.counts.unremovable_count == UNREMOVABLE_MAX + 1
-    storage.close()
+def test_a_put_for_which_an_object_cannot_be_removed_is_declined_and_the_next_removes_others(
+    root: Path, clock: Clock
+) -> None:
+    with closing(capped(root, 3, clock)) as storage:
+        for number in range(3):
+            put(storage, [number])
+        intrude_on(path_of(root, label(0)), fill, root.parent / "bystander")
+        assert put(storage, [3]) == [False]
+        assert "could not be removed" in storage.decline_reason
+        assert put(storage, [3]) == [True]
+        assert held(storage, 4) == [2, 3]
+        for number in (2, 3):
+            intrude_on(path_of(root, label(number)), fill, root.parent / f"bystander-{number}")
+        assert [put(storage, [number]) for number in range(4, 8)] == [[False]] * 4
 
 
 # A file store whose directory somebody removes as a whole while it is open
