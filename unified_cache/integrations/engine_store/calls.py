@@ -279,6 +279,8 @@ class EngineCall:
         """End of the wait for what is asked next."""
         self.on_end = on_end
         self.cuts: list[Cut] = []
+        self.is_taken = False
+        """Whether the store had taken the identities when it began."""
         self.is_zero_copy = False
         """Whether the store is given the rows themselves, and so never given up."""
         self.memory: Store | None = None
@@ -296,7 +298,8 @@ class EngineCall:
         self._parts: list[Part] = []
         """Under way."""
         self._next = 0
-        self._is_answered = True
+        self.is_answered = True
+        """Whether the store has said something of every page so far."""
         self._over = Lock()
         self._over.acquire()
 
@@ -340,7 +343,7 @@ class EngineCall:
                 self.stopped = self.stopped or outcome
             else:
                 self.answers[piece.cut.start : piece.cut.end] = outcome
-                if outcome and outcome.count(Answer.UNAVAILABLE) == len(outcome):
+                if not self.is_answered and outcome.count(Answer.UNAVAILABLE) == len(outcome):
                     self.stopped = self.stopped or Unavailable.REFUSED
             part.piece = self._next_piece()
             return part.piece is not None
@@ -365,11 +368,8 @@ class EngineCall:
         self._over.release()
 
     def is_over_within(self, timeout_s: float) -> bool:
-        """Wait at most ``timeout_s`` until it is over; return whether it is."""
-        if not self._over.acquire(timeout=timeout_s):
-            return False
-        self._over.release()
-        return True
+        """Wait at most ``timeout_s`` until it is over; return whether it is. Belongs to its one caller."""
+        return self._over.acquire(timeout=timeout_s)
 
     def _next_piece(self) -> Piece | None:
         if self.stopped is not None or self._next == len(self.cuts):
@@ -382,7 +382,7 @@ class EngineCall:
     def begin_step(self, piece: Piece, now_s: float) -> bool:
         """Bound the calls to the store that this thread makes next; False where there is no time for one."""
         piece.due_s = min(self.due_s, now_s + self.time.deadline_s)
-        if now_s >= min(piece.due_s, self.time.until_s):
+        if now_s >= piece.due_s or now_s >= self.time.until_s:
             return False
         bound_steps(piece.due_s)
         return True
@@ -391,8 +391,8 @@ class EngineCall:
         """Give the next step a deadline of its own, if this one was answered, and all before it."""
         with self._guard:
             if Answer.UNAVAILABLE in answers:
-                self._is_answered, self.due_s = False, min(self.due_s, piece.due_s)
-            elif self._is_answered:
+                self.is_answered, self.due_s = False, min(self.due_s, piece.due_s)
+            elif self.is_answered:
                 time = self.time
                 self.due_s = time.due_s if time.waits_in_line else min(time.due_s, now_s + time.deadline_s)
 

@@ -476,7 +476,7 @@ class EngineStore:
             call.cuts = cut_labels(call)
             is_known = method is Method.EXISTS and not opened.capability.exists_costs_io
             is_spare = current_call() is not None  # somebody waits for this thread, and gives it up
-            is_quick = (is_known or call.is_zero_copy) and self._registrations.are_taken(identities)
+            is_quick = call.is_zero_copy or (is_known and call.is_taken)
             self._begin(call, 1, is_here=is_spare or is_quick)
             self._wait(call)
         return self._answered(call)
@@ -505,7 +505,8 @@ class EngineStore:
         if opened is None or not self._registrations.may_ask(call.identities):
             call.stop(Unavailable.AWAY if opened is None else Unavailable.UNREGISTERED)
             return None
-        call.is_zero_copy = opened.capability.bounded and self._registrations.are_taken(call.identities)
+        call.is_taken = self._registrations.are_taken(call.identities)
+        call.is_zero_copy = call.is_taken and opened.capability.bounded
         return opened
 
     def _when_reached(self, call: EngineCall, begin: Callable[[], object]) -> None:
@@ -526,8 +527,7 @@ class EngineStore:
 
     def _cut(self, call: EngineCall, pages: Sequence[EnginePage], parts_max: int, *, is_here: bool) -> int:
         """Cut a call into pieces; return how many of them may be asked at a time."""
-        is_taken = self._registrations.are_taken(call.identities)
-        parts_max = min(parts_max, len(pages) * payload_bytes(pages[0]) // PART_BYTES_MIN) if is_taken else 1
+        parts_max = min(parts_max, len(pages) * payload_bytes(pages[0]) // PART_BYTES_MIN) if call.is_taken else 1
         opened = self._opening.store
         assert opened is not None
         # A page that is put is sealed before the next is copied; one that was not in memory is waited for anyway.
@@ -597,7 +597,8 @@ class EngineStore:
         assert opened is not None
         if not call.begin_step(piece, self._clock()):
             return Unavailable.REFUSED if Answer.UNAVAILABLE in call.answers else Unavailable.CALL_OVER
-        self._registrations.announce(opened.guard, call.identities, self._bounce.whole)
+        if not call.is_taken:
+            self._registrations.announce(opened.guard, call.identities, self._bounce.whole)
         read: list[Answer] = []
         if isinstance(piece, BufferedPiece):
             if call.memory is not None:
@@ -683,14 +684,17 @@ class EngineStore:
     def _answered(self, call: EngineCall) -> list[Answer]:
         """Return the answers of a call that is over, UNAVAILABLE where none came, and count them."""
         method, given = call.method, [answer for answer in call.answers if answer is not None]
-        refused_count = given.count(Answer.UNAVAILABLE)
-        if Answer.DECLINED in given and (opened := self._opening.store) is not None:
+        if method is Method.PUT and Answer.DECLINED in given and (opened := self._opening.store) is not None:
             self._counts.last_error = opened.guard.decline_reason or "the store has no room for a page under its cap"
-        self._counts.add_reason(method, Unavailable.REFUSED, refused_count)
-        reason = call.stopped or (Unavailable.REFUSED if refused_count else Unavailable.CALL_OVER)
-        self._counts.add_reason(method, reason, len(call.answers) - len(given))
-        answers = [Answer.UNAVAILABLE if answer is None else answer for answer in call.answers]
-        if call.copied_bytes or method is Method.GET or method is Method.PUT:
+        refused_count = 0 if call.is_answered else given.count(Answer.UNAVAILABLE)
+        lacking_count = len(call.answers) - len(given)
+        if refused_count or lacking_count:
+            self._counts.add_reason(method, Unavailable.REFUSED, refused_count)
+            reason = call.stopped or (Unavailable.REFUSED if refused_count else Unavailable.CALL_OVER)
+            self._counts.add_reason(method, reason, lacking_count)
+        if lacking_count:
+            given = [Answer.UNAVAILABLE if answer is None else answer for answer in call.answers]
+        if method is Method.GET or method is Method.PUT:
             self._counts.add_bytes(method, call.copied_bytes)
-        self._counts.add(method, answers, self._clock() - call.time.started_s)
-        return answers
+        self._counts.add(method, given, self._clock() - call.time.started_s)
+        return given

@@ -3,9 +3,10 @@
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from socket import AF_INET, SOCK_STREAM, socket
-from threading import Event, Thread
+from threading import Event, Thread, current_thread
 from threading import enumerate as living_threads
 
 import pytest
@@ -18,13 +19,13 @@ from tests.support.service import wait_for
 from tests.support.wrappers import PATIENCE_S, scripted
 from unified_cache.core.config import GuardConfig
 from unified_cache.core.errors import StorageError
-from unified_cache.core.seal import HEADER_BYTES, seal
+from unified_cache.core.seal import HEADER_BYTES, Label, seal
 from unified_cache.integrations.engine_store import EngineStore, EngineStoreConfig, Unavailable
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.storage_backends.common.breaker import Backoff, BreakerState
 from unified_cache.storage_backends.common.opening import Retries
 from unified_cache.storage_backends.memory import MemoryStorage
-from unified_cache.storage_backends.protocol import Answer, Level, PageIO, Store
+from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, Store
 from unified_cache.storage_backends.url import open_storage
 from unified_cache.storage_backends.wrappers import Method
 
@@ -391,3 +392,45 @@ def release(backend: FaultyStorage, store: EngineStore) -> None:
     """Let the calls go on that hang, and wait until the threads have left them."""
     backend.release()
     assert store.wait_for_late_calls(PATIENCE_S)
+
+
+@pytest.mark.parametrize("method", [Method.GET, Method.PUT])
+def test_a_late_call_that_nobody_waits_for_is_given_up_by_who_looks_and_its_rows_are_the_engines(
+    method: Method,
+) -> None:
+    backend = scripted({1: HANG}, stored([1]))
+    store = opened_store(backend, SOON_LATE)
+    rows = EngineRows.holding([7])
+    ends: list[list[Answer]] = []
+    store.start(method, rows.pages([1]), ends.append)
+    assert backend.wait_until_hung(1, PATIENCE_S)
+    assert store.wait_until(lambda: bool(ends), PATIENCE_S)
+    assert ends == [[Answer.UNAVAILABLE]]
+    assert store.counts().unavailable == {(method, Unavailable.LATE): 1}
+    assert store.counts().late_now_count == 1
+    rows.close()  # BufferError, had the store's thread a view of it
+    release(backend, store)
+    store.close()
+
+
+def test_look_ups_that_run_on_a_thread_of_the_stores_need_no_other_one_and_are_given_up_with_it() -> None:
+    threads: set[str] = set()
+
+    class NotedStorage(MemoryStorage):
+        def capability(self) -> Capability:
+            return replace(super().capability(), bounded=False, exists_costs_io=True)
+
+        def exists(self, labels: Sequence[Label]) -> list[Answer]:
+            threads.add(current_thread().name)
+            return super().exists(labels)
+
+    backend = scripted({2: HANG}, NotedStorage())
+    store = opened_store(backend, SOON_LATE)
+    ends: list[bool] = []
+    for hangs in (False, True):
+        store.run(lambda: store.exists([label_of(1)]), lambda: ends.append(True))
+        assert store.wait_until(lambda count=hangs + 1: len(ends) == count, PATIENCE_S)
+    assert threads == {"engine-store-0"}
+    assert store.counts().late_now_count == 1
+    release(backend, store)
+    store.close()
