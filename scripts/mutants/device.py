@@ -59,8 +59,8 @@ DEVICE_MUTANTS = [
     Mutant(
         "the end of a layer lies before its copy",
         "controller/copies/gpu.py",
-        "        return _CopyEnd(self._device, event_on(self._stream))",
-        "        return _CopyEnd(self._device, torch.cuda.Event())",
+        "        return Copied((self._device, event_on(self._stream)))",
+        "        return Copied((self._device, torch.cuda.Event()))",
         COPIES,
     ),
     Mutant(
@@ -73,7 +73,7 @@ DEVICE_MUTANTS = [
     Mutant(
         "a layer is waited for on the device of the thread",
         "controller/copies/gpu.py",
-        "torch.cuda.current_stream(self._device).wait_event",
+        "torch.cuda.current_stream(device).wait_event",
         "torch.cuda.current_stream().wait_event",
         COPIES,
     ),
