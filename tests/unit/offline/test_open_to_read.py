@@ -20,7 +20,6 @@ from unified_cache.storage_backends.protocol import Answer, Level, Store
 from unified_cache.testing.storage_contract import (
     PAGE_BYTES,
     blank_page,
-    bytes_of,
     label,
     listing,
     open_for_contract,
@@ -221,29 +220,6 @@ class TestPagesThatTheirOwnerMoves:
         assert storage.get([blank_page(label(2))]) == [Answer.MISS]
         assert [found.label for found in listing(storage, label(1).identity)] == [label(2)]
         assert storage.get([blank_page(label(2)), blank_page(label(1))]) == [Answer.HIT, Answer.MISS]
-        storage.close()
-        owner.close()
-
-    def test_a_page_that_went_and_came_back_into_its_slot_is_read_once_more(
-        self, owner: PackedStorage, disk: InterruptedDisk, tmp_path: Path
-    ) -> None:
-        storage = PackedReader.open(tmp_path, disk=disk)
-        page, found = sealed_page(label(1)), blank_page(label(1))
-        assert storage.exists([label(1)]) == [Answer.HIT]
-        read = disk.preadv
-
-        def read_another(fd: int, buffers: Sequence[memoryview], offset: int) -> int:
-            disk.preadv = read
-            owner.remove([label(1)])
-            owner.put([sealed_page(label(2))], Level.CACHED)
-            count = os.preadv(fd, buffers, offset)
-            owner.remove([label(2)])
-            owner.put([page], Level.CACHED)
-            return count
-
-        disk.preadv = read_another
-        assert storage.get([found]) == [Answer.HIT]
-        assert bytes_of(found) == bytes_of(page)
         storage.close()
         owner.close()
 

@@ -229,11 +229,7 @@ class FileStorage(DirectoryStorage):
     def clear(self, identity: bytes) -> int:
         """Remove every object of one identity, a page of the listing at a time. No crash undoes it."""
         with self._calls:
-            removed_count, cursor, is_over = 0, "", False
-            while not is_over:
-                found = self.scan(identity, cursor)
-                removed_count += self.remove([each.label for each in found.objects])
-                cursor, is_over = found.cursor, not found.cursor
+            removed_count = super().clear(identity)
             with StorageFaults(f"cannot sync {self._path}/{identity.hex()}"):
                 self._directories.sync_all(identity)
             return removed_count

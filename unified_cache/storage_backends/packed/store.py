@@ -466,10 +466,6 @@ def open_url(rest: str, bytes_max: int | None) -> "PackedStorage | PackedReader"
     return PackedStorage.open(address.path, bytes_max=bytes_max, free_bytes_min=address.free_bytes_min)
 
 
-LOOKS_MAX = 4
-"""Reads of a page whose entry changes each time; a time of use is written once a minute at most."""
-
-
 _page_name = attrgetter("page_name")
 
 
@@ -546,19 +542,15 @@ class PackedReader(ReadOnlyStore):
             is_coded = may_be_coded(page_bytes(page) - HEADER_BYTES, segment.object_bytes)
             return Answer.MISS if is_coded else Answer.FLAWED
         try:
-            before = segment.entry(number)
-            for _ in range(LOOKS_MAX):
-                if before is None or before.key != page.label.key:
-                    return Answer.MISS
-                is_whole = segment.read(number, page.buffers, page.checksum)
-                after = segment.entry(number)
-                if after == before:
-                    return Answer.HIT if is_whole else Answer.FLAWED
-                before = after
+            is_whole = segment.read(number, page.buffers, page.checksum)
+            entry = segment.entry(number)  # after the page: its owner takes an entry back before it gives the slot away
         except OSError as error:
             if error.errno not in UNREADABLE:
                 raise self._cannot("read", page.label, error) from error
-        return Answer.UNAVAILABLE
+            return Answer.UNAVAILABLE
+        if entry is None or entry.key != page.label.key:
+            return Answer.MISS
+        return Answer.HIT if is_whole else Answer.FLAWED
 
     def _find(self, label: Label) -> SegmentSlot | None:
         check_label(label)
