@@ -226,10 +226,6 @@ class StoreCounts:
     """Pages not stored because there was no room under the cap or on the file system."""
     foreign_count: int
     """Links, FIFOs, directories and other files found in the place of ours."""
-    unreadable_count: int
-    """Objects that were there and could not be read: misses until they are put again."""
-    set_aside_count: int = 0
-    """Files of a ``packed:`` store that could not be read when it was opened: misses until the next time."""
 
 
 class DirectoryReader(Store):

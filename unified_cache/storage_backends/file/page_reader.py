@@ -216,8 +216,6 @@ class PageReader:
         self._directories = directories
         self._clear_foreign = clear_foreign
         self._reads = PageReads(disk)
-        self.unreadable_count = 0
-        self._guard = Lock()
 
     def learn_memory(self, fd: int) -> None:
         """Find out by a file whether the system says what it has in memory, before anybody asks who must not wait."""
@@ -344,11 +342,9 @@ class PageReader:
         return Answer.MISS if fault is None else self._unreadable(page, fault)
 
     def _unreadable(self, page: PageIO, error: OSError) -> Answer:
-        """Count one object that cannot be read; raise where it is not the object's fault."""
+        """Return the answer for an object that cannot be read; raise where it is not the object's fault."""
         if error.errno not in UNREADABLE:
             raise self._cannot("read", page.label, error) from error
-        with self._guard:
-            self.unreadable_count += 1
         return Answer.UNAVAILABLE
 
     def _open_object(self, page: PageIO) -> int | Answer:

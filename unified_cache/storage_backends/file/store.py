@@ -160,7 +160,6 @@ class FileStorage(DirectoryStorage):
             evicted_count=quota.evicted_count,
             declined_count=self._root.declines.count,
             foreign_count=self._foreign.count,
-            unreadable_count=self._page_reader.unreadable_count,
         )
 
     def capability(self) -> Capability:

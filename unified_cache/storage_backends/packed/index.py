@@ -51,7 +51,6 @@ class PageIndex:
         self._slots: dict[Label, SegmentSlot] = {}
         self._unreadable: dict[Label, list[SegmentSlot]] = {}
         """Slots of pages that could not be read: misses until the store is opened, or they are put, again."""
-        self.unreadable_count = 0
         self.evicted_count = 0
         self._guard = Lock()
 
@@ -216,7 +215,6 @@ class PageIndex:
                 if self._slots.get(label) is slot:
                     self._take_out((label,))
                     self._unreadable.setdefault(label, []).append(slot)
-                    self.unreadable_count += 1
 
     def scan(self, identity: bytes, cursor: str) -> Scan:
         """List objects of one identity by name, after the name in ``cursor``, as ``StoreLru.scan`` does."""

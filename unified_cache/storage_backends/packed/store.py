@@ -167,8 +167,6 @@ class PackedStorage(DirectoryStorage):
             evicted_count=self._index.evicted_count,
             declined_count=self._root.declines.count,
             foreign_count=self._segments.foreign.count,
-            unreadable_count=self._index.unreadable_count,
-            set_aside_count=len(self._segments.set_aside),
         )
 
     def capability(self) -> Capability:

@@ -250,7 +250,6 @@ def test_an_object_that_cannot_be_read_is_a_miss_and_its_slot_is_used_no_more_be
     with closing(opened(root, disk)) as storage:
         disk.failing = range(len(disk.calls) + 1, len(disk.calls) + 2)
         assert hits(storage, PAGES) == [True, False, True]
-        assert storage.counts.unreadable_count == 1
         assert storage.bytes_used == 2 * TAKEN_BYTES
         assert storage.exists([label(1)]) == [Answer.MISS]
         put(storage, range(1, 12))
@@ -278,7 +277,6 @@ def test_a_slot_that_became_another_page_while_its_page_could_not_be_read_stays_
 
     with closing(opened(root, SlowUnreadableDisk())) as storage:
         assert hits(storage, PAGES) == [True, False, True]
-        assert storage.counts.unreadable_count == 0
         assert storage.exists([label(9)]) == [Answer.HIT]
     with closing(opened(root)) as storage:
         assert hits(storage, [0, 1, 2, 9]) == [True, False, True, True]
@@ -383,12 +381,10 @@ def test_a_table_that_cannot_be_read_costs_its_file_alone_until_the_store_is_ope
             return os.preadv(fd, buffers, offset)
 
     with closing(opened(root, BadBlock())) as storage:
-        assert storage.counts.set_aside_count == 1
         assert hits(storage, range(20)) == [False] * 8 + [True] * 12
         assert put(storage, [0, 30], Level.DURABLE) == [True, True]
         assert hits(storage, [0, 30]) == [True, True]
     with closing(opened(root)) as storage:
-        assert storage.counts.set_aside_count == 0
         assert hits(storage, [*range(20), 30]) == [True] * 21
         assert storage.bytes_used == 21 * TAKEN_BYTES
     with closing(opened(root, BadBlock())) as storage:

@@ -235,7 +235,6 @@ def test_a_page_that_is_unreadable_again_and_again_leaves_nothing_behind_when_it
             disk.failing = range(1 << 30)
             assert storage.get([blank_page(label(1))]) == [Answer.UNAVAILABLE]
             disk.failing = range(0)
-        assert storage.counts.unreadable_count == 3
         assert storage.remove([label(1)]) == 1
     with closing(opened(root)) as storage:
         assert storage.exists([label(1)]) == [Answer.MISS]
