@@ -11,7 +11,6 @@ on its path, and for sizes with transformers.
 import argparse
 import ast
 import json
-import logging
 import os
 import shlex
 import sys
@@ -33,7 +32,6 @@ PAGE_TOKENS = 64
 """Of the published arguments; each configuration has its own."""
 HOST_RATIO = 2.0
 """Slots of the host for one of the device; SGLang wants more than one."""
-REFUSAL_CHARACTERS_MAX = 300
 CONFIGURATION_S = 120.0
 """Longest wait for the pools of one configuration; a process that is killed gives no answer."""
 
@@ -66,7 +64,7 @@ def understood_request(method: str, path: str, body: str) -> dict[str, Any]:
 
 
 def understood_configurations(page_tokens: dict[str, int]) -> dict[str, Any]:
-    """Return the bytes of a host page by pool for each configuration, or why the engine refuses it."""
+    """Return the bytes of a host page by pool for each configuration."""
     vars(import_module("tests.engines.sglang.cpu"))["serve_as_device"](
         0,
         1,
@@ -82,14 +80,7 @@ def understood_configurations(page_tokens: dict[str, int]) -> dict[str, Any]:
     # A process for each: threads of SGLang keep the pools of an engine for as long as they run.
     with get_context("fork").Pool(1, maxtasksperchild=1) as processes:
         asked = {named: processes.apply_async(page_bytes_of, (named, tokens)) for named, tokens in page_tokens.items()}
-        told: dict[str, Any] = {}
-        for directory, answer in asked.items():
-            try:
-                told[directory] = answer.get(CONFIGURATION_S)
-            except Exception as error:  # a refusal is an answer, for this configuration alone
-                logging.exception("no pools of %s", directory)
-                told[directory] = {"refused": f"{type(error).__name__}: {error}"[:REFUSAL_CHARACTERS_MAX]}
-    return told
+        return {directory: answer.get(CONFIGURATION_S) for directory, answer in asked.items()}
 
 
 def _is_route(decorator: ast.expr, method: str, path: str) -> bool:
