@@ -104,11 +104,12 @@ def test_insecure_is_said_loudly(tmp_path: Path) -> None:
     variables = without_torch({**os.environ, f"{VARIABLE}METRICS__LISTEN": "127.0.0.1:0"})
     with subprocess.Popen(command, env=variables, stderr=subprocess.PIPE, text=True) as child:
         assert child.stderr is not None
-        assert child.stderr.readline().startswith("warning: --insecure: other machines can call 0.0.0.0:0")
-        assert json.loads(child.stderr.readline())["kind"] == "serving"
+        said, serving = (json.loads(child.stderr.readline()) for _ in range(2))
         child.send_signal(signal.SIGINT)
         child.stderr.read()
         assert child.wait(CALL_S) == 0
+    assert (said["level"], said["kind"], serving["kind"]) == ("warning", "insecure", "serving")
+    assert said["text"].startswith("other machines may call 0.0.0.0:0 without a certificate")
 
 
 @contextmanager

@@ -88,14 +88,13 @@ class Requests:
         run = pb.PageRun(identity=LABEL.identity, pool="kv", keys=[LABEL.key], object_bytes=len(whole_page()))
         put = [pb.PutPart(start=pb.PutStart(runs=[run], level=pb.DURABLE)), pb.PutPart(content=whole_page())]
         messages: list[tuple[Call, Message]] = [
-            (Call.HELLO, pb.HelloRequest(tenant="default", manifest=MANIFEST)),
+            (Call.HELLO, pb.HelloRequest(manifest=MANIFEST)),
             (Call.EXISTS, pb.ExistsRequest(runs=[run])),
             (Call.GET, pb.GetRequest(runs=[run, run])),
             (Call.TOUCH, pb.TouchRequest(runs=[run])),
             (Call.REMOVE, pb.RemoveRequest(runs=[run])),
             (Call.SCAN, pb.ScanRequest(identity=LABEL.identity, cursor="a")),
-            (Call.IDENTITIES, pb.IdentitiesRequest(tenant="default", after=LABEL.identity)),
-            (Call.STATS, pb.StatsRequest(tenant="default")),
+            (Call.IDENTITIES, pb.IdentitiesRequest(after=LABEL.identity)),
             (Call.CLEAR, pb.ClearRequest(identity=LABEL.identity)),
             (Call.DRAIN, pb.DrainRequest()),
         ]

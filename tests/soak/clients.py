@@ -160,7 +160,7 @@ class SoakClient:
         self._line.ask(Call.REMOVE, pb.RemoveRequest(runs=[run_of(pool, keys[:1])]))
 
     def _stats(self) -> None:
-        self._line.ask(Call.STATS, pb.StatsRequest())
+        self._line.ask(Call.IDENTITIES, pb.IdentitiesRequest())
 
 
 class RogueClient:
@@ -206,7 +206,6 @@ class RogueClient:
         self._line.abandon_get(pb.GetRequest(runs=[run_of("kv", keys * 10)]))
 
     def _pose(self) -> None:
-        self._line.ask(Call.STATS, pb.StatsRequest(tenant="engine-0"))
         self._line.ask(Call.DRAIN, pb.DrainRequest())
 
 

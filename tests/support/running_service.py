@@ -26,7 +26,7 @@ CALL_S = 20.0
 REQUESTS: Mapping[Call, type[Message]] = {
     Call.HELLO: pb.HelloRequest,
     Call.REMOVE: pb.RemoveRequest,
-    Call.STATS: pb.StatsRequest,
+    Call.IDENTITIES: pb.IdentitiesRequest,
     Call.CLEAR: pb.ClearRequest,
     Call.DRAIN: pb.DrainRequest,
 }

@@ -150,8 +150,8 @@ class LoopbackServer:
         """Address that it listens at."""
         return f"127.0.0.1:{self.port}"
 
-    def client(self, token: str = "", timeout_s: float = 10.0, tenant: str = "") -> RemoteStorage:
-        return RemoteStorage.open(RemoteOptions((self.address,), token=token, timeout_s=timeout_s, tenant=tenant))
+    def client(self, token: str = "", timeout_s: float = 10.0) -> RemoteStorage:
+        return RemoteStorage.open(RemoteOptions((self.address,), token=token, timeout_s=timeout_s))
 
     def stop(self) -> None:
         self.server.stop(None).wait()

@@ -43,20 +43,20 @@ class PingCommand(JsonOptions):
                 "tenant": hello.tenant,
                 "store": hello.store,
                 "durable": hello.durable,
-                "stored_bytes": stats.stored_bytes,
-                "identities": stats.identities_count,
+                "stored_bytes": hello.stored_bytes,
+                "identities": hello.identities_count,
                 "seconds": seconds,
             }
-            for server, hello, stats, seconds in answers
+            for server, hello, seconds in answers
         ]
         if self.shown_as_json("ping", {"servers": value}):
             return
         rows = (
             (
                 *(server, hello.tenant, hello.store, "yes" if hello.durable else "no"),
-                *(size_text(stats.stored_bytes), f"{stats.identities_count:,}", f"{seconds * 1000:.1f}"),
+                *(size_text(hello.stored_bytes), f"{hello.identities_count:,}", f"{seconds * 1000:.1f}"),
             )
-            for server, hello, stats, seconds in answers
+            for server, hello, seconds in answers
         )
         headings = ("server", "tenant", "store", "durable", "stored", "identities", "ms")
         console_on(sys.stdout).print_table(headings, rows, left=4)
@@ -72,16 +72,15 @@ class DrainCommand:
         """Ask and show."""
         with _connected(self.url) as servers:
             for server in servers:
-                server.answer(Call.DRAIN, pb.DrainRequest(tenant=server.tenant), pb.DrainReply)
+                server.answer(Call.DRAIN, pb.DrainRequest(), pb.DrainReply)
                 console_on(sys.stdout).print_line(f"{server.name}: draining")
 
 
-def _asked(server: "Server") -> tuple[pb.HelloReply, pb.StatsReply, float]:
-    """Return what a server says of itself and of what it holds for the caller, and the seconds of the first answer."""
+def _asked(server: "Server") -> tuple[pb.HelloReply, float]:
+    """Return what a server says of itself and of what it holds for the caller, and the seconds of the answer."""
     started_s = time.perf_counter()
-    hello = server.answer(Call.HELLO, pb.HelloRequest(tenant=server.tenant), pb.HelloReply)
-    seconds = time.perf_counter() - started_s
-    return hello, server.answer(Call.STATS, pb.StatsRequest(tenant=server.tenant), pb.StatsReply), seconds
+    hello = server.answer(Call.HELLO, pb.HelloRequest(), pb.HelloReply)
+    return hello, time.perf_counter() - started_s
 
 
 def _connected(url: str) -> "AbstractContextManager[list[Server]]":

@@ -46,11 +46,6 @@ CALLERS_EPILOG = """**Examples**
     unified-cache token revoke --tokens tokens 1f0c5a9be2d34471
 """
 
-INSECURE_WARNING = (
-    "warning: --insecure: other machines can call {address} without a client certificate; "
-    "who reaches it may read what it serves\n"
-)
-
 GRPC_LOG = "GRPC_VERBOSITY"
 """Of gRPC's C core, which writes lines of its own kind on standard error, one for each handshake that fails."""
 
@@ -98,8 +93,6 @@ class ServeCommand:
         if self.insecure:
             given["insecure"] = True
         settings = read_settings(ServiceSettings, self.config, given).settings
-        if settings.insecure and not settings.address.is_local:
-            sys.stderr.write(INSECURE_WARNING.format(address=settings.listen))
         _service_module("operations.process", "serve").keep_freed_memory()
         drain = Drain()
         log = _service_module("operations.logs", "serve").log_to(sys.stderr)

@@ -16,28 +16,30 @@ CACHED: Level
 DURABLE: Level
 
 class HelloRequest(_message.Message):
-    __slots__ = ("tenant", "manifest")
-    TENANT_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("manifest",)
     MANIFEST_FIELD_NUMBER: _ClassVar[int]
-    tenant: str
     manifest: _manifest_pb2.Manifest
-    def __init__(self, tenant: _Optional[str] = ..., manifest: _Optional[_Union[_manifest_pb2.Manifest, _Mapping]] = ...) -> None: ...
+    def __init__(self, manifest: _Optional[_Union[_manifest_pb2.Manifest, _Mapping]] = ...) -> None: ...
 
 class HelloReply(_message.Message):
-    __slots__ = ("format_version", "tenant", "durable", "part_bytes", "pages_max", "store")
+    __slots__ = ("format_version", "tenant", "durable", "part_bytes", "pages_max", "store", "stored_bytes", "identities_count")
     FORMAT_VERSION_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     DURABLE_FIELD_NUMBER: _ClassVar[int]
     PART_BYTES_FIELD_NUMBER: _ClassVar[int]
     PAGES_MAX_FIELD_NUMBER: _ClassVar[int]
     STORE_FIELD_NUMBER: _ClassVar[int]
+    STORED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    IDENTITIES_COUNT_FIELD_NUMBER: _ClassVar[int]
     format_version: int
     tenant: str
     durable: bool
     part_bytes: int
     pages_max: int
     store: str
-    def __init__(self, format_version: _Optional[int] = ..., tenant: _Optional[str] = ..., durable: _Optional[bool] = ..., part_bytes: _Optional[int] = ..., pages_max: _Optional[int] = ..., store: _Optional[str] = ...) -> None: ...
+    stored_bytes: int
+    identities_count: int
+    def __init__(self, format_version: _Optional[int] = ..., tenant: _Optional[str] = ..., durable: _Optional[bool] = ..., part_bytes: _Optional[int] = ..., pages_max: _Optional[int] = ..., store: _Optional[str] = ..., stored_bytes: _Optional[int] = ..., identities_count: _Optional[int] = ...) -> None: ...
 
 class PageRun(_message.Message):
     __slots__ = ("identity", "pool", "keys", "object_bytes")
@@ -52,12 +54,10 @@ class PageRun(_message.Message):
     def __init__(self, identity: _Optional[bytes] = ..., pool: _Optional[str] = ..., keys: _Optional[_Iterable[bytes]] = ..., object_bytes: _Optional[int] = ...) -> None: ...
 
 class ExistsRequest(_message.Message):
-    __slots__ = ("tenant", "runs")
-    TENANT_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("runs",)
     RUNS_FIELD_NUMBER: _ClassVar[int]
-    tenant: str
     runs: _containers.RepeatedCompositeFieldContainer[PageRun]
-    def __init__(self, tenant: _Optional[str] = ..., runs: _Optional[_Iterable[_Union[PageRun, _Mapping]]] = ...) -> None: ...
+    def __init__(self, runs: _Optional[_Iterable[_Union[PageRun, _Mapping]]] = ...) -> None: ...
 
 class ExistsReply(_message.Message):
     __slots__ = ("found", "reasons")
@@ -68,12 +68,10 @@ class ExistsReply(_message.Message):
     def __init__(self, found: _Optional[bytes] = ..., reasons: _Optional[bytes] = ...) -> None: ...
 
 class GetRequest(_message.Message):
-    __slots__ = ("tenant", "runs")
-    TENANT_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("runs",)
     RUNS_FIELD_NUMBER: _ClassVar[int]
-    tenant: str
     runs: _containers.RepeatedCompositeFieldContainer[PageRun]
-    def __init__(self, tenant: _Optional[str] = ..., runs: _Optional[_Iterable[_Union[PageRun, _Mapping]]] = ...) -> None: ...
+    def __init__(self, runs: _Optional[_Iterable[_Union[PageRun, _Mapping]]] = ...) -> None: ...
 
 class GetPart(_message.Message):
     __slots__ = ("offset", "hits", "reasons", "content")
@@ -88,14 +86,12 @@ class GetPart(_message.Message):
     def __init__(self, offset: _Optional[int] = ..., hits: _Optional[bytes] = ..., reasons: _Optional[bytes] = ..., content: _Optional[bytes] = ...) -> None: ...
 
 class PutStart(_message.Message):
-    __slots__ = ("tenant", "level", "runs")
-    TENANT_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("level", "runs")
     LEVEL_FIELD_NUMBER: _ClassVar[int]
     RUNS_FIELD_NUMBER: _ClassVar[int]
-    tenant: str
     level: Level
     runs: _containers.RepeatedCompositeFieldContainer[PageRun]
-    def __init__(self, tenant: _Optional[str] = ..., level: _Optional[_Union[Level, str]] = ..., runs: _Optional[_Iterable[_Union[PageRun, _Mapping]]] = ...) -> None: ...
+    def __init__(self, level: _Optional[_Union[Level, str]] = ..., runs: _Optional[_Iterable[_Union[PageRun, _Mapping]]] = ...) -> None: ...
 
 class PutPart(_message.Message):
     __slots__ = ("offset", "content", "start")
@@ -116,24 +112,20 @@ class PutReply(_message.Message):
     def __init__(self, stored: _Optional[bytes] = ..., reasons: _Optional[bytes] = ...) -> None: ...
 
 class TouchRequest(_message.Message):
-    __slots__ = ("tenant", "runs")
-    TENANT_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("runs",)
     RUNS_FIELD_NUMBER: _ClassVar[int]
-    tenant: str
     runs: _containers.RepeatedCompositeFieldContainer[PageRun]
-    def __init__(self, tenant: _Optional[str] = ..., runs: _Optional[_Iterable[_Union[PageRun, _Mapping]]] = ...) -> None: ...
+    def __init__(self, runs: _Optional[_Iterable[_Union[PageRun, _Mapping]]] = ...) -> None: ...
 
 class TouchReply(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class RemoveRequest(_message.Message):
-    __slots__ = ("tenant", "runs")
-    TENANT_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("runs",)
     RUNS_FIELD_NUMBER: _ClassVar[int]
-    tenant: str
     runs: _containers.RepeatedCompositeFieldContainer[PageRun]
-    def __init__(self, tenant: _Optional[str] = ..., runs: _Optional[_Iterable[_Union[PageRun, _Mapping]]] = ...) -> None: ...
+    def __init__(self, runs: _Optional[_Iterable[_Union[PageRun, _Mapping]]] = ...) -> None: ...
 
 class RemoveReply(_message.Message):
     __slots__ = ("removed_count",)
@@ -142,14 +134,12 @@ class RemoveReply(_message.Message):
     def __init__(self, removed_count: _Optional[int] = ...) -> None: ...
 
 class ScanRequest(_message.Message):
-    __slots__ = ("tenant", "identity", "cursor")
-    TENANT_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("identity", "cursor")
     IDENTITY_FIELD_NUMBER: _ClassVar[int]
     CURSOR_FIELD_NUMBER: _ClassVar[int]
-    tenant: str
     identity: bytes
     cursor: str
-    def __init__(self, tenant: _Optional[str] = ..., identity: _Optional[bytes] = ..., cursor: _Optional[str] = ...) -> None: ...
+    def __init__(self, identity: _Optional[bytes] = ..., cursor: _Optional[str] = ...) -> None: ...
 
 class ScanReply(_message.Message):
     __slots__ = ("runs", "cursor")
@@ -160,12 +150,10 @@ class ScanReply(_message.Message):
     def __init__(self, runs: _Optional[_Iterable[_Union[PageRun, _Mapping]]] = ..., cursor: _Optional[str] = ...) -> None: ...
 
 class IdentitiesRequest(_message.Message):
-    __slots__ = ("tenant", "after")
-    TENANT_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("after",)
     AFTER_FIELD_NUMBER: _ClassVar[int]
-    tenant: str
     after: bytes
-    def __init__(self, tenant: _Optional[str] = ..., after: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, after: _Optional[bytes] = ...) -> None: ...
 
 class IdentitiesReply(_message.Message):
     __slots__ = ("manifests",)
@@ -173,27 +161,11 @@ class IdentitiesReply(_message.Message):
     manifests: _containers.RepeatedCompositeFieldContainer[_manifest_pb2.Manifest]
     def __init__(self, manifests: _Optional[_Iterable[_Union[_manifest_pb2.Manifest, _Mapping]]] = ...) -> None: ...
 
-class StatsRequest(_message.Message):
-    __slots__ = ("tenant",)
-    TENANT_FIELD_NUMBER: _ClassVar[int]
-    tenant: str
-    def __init__(self, tenant: _Optional[str] = ...) -> None: ...
-
-class StatsReply(_message.Message):
-    __slots__ = ("stored_bytes", "identities_count")
-    STORED_BYTES_FIELD_NUMBER: _ClassVar[int]
-    IDENTITIES_COUNT_FIELD_NUMBER: _ClassVar[int]
-    stored_bytes: int
-    identities_count: int
-    def __init__(self, stored_bytes: _Optional[int] = ..., identities_count: _Optional[int] = ...) -> None: ...
-
 class ClearRequest(_message.Message):
-    __slots__ = ("tenant", "identity")
-    TENANT_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("identity",)
     IDENTITY_FIELD_NUMBER: _ClassVar[int]
-    tenant: str
     identity: bytes
-    def __init__(self, tenant: _Optional[str] = ..., identity: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, identity: _Optional[bytes] = ...) -> None: ...
 
 class ClearReply(_message.Message):
     __slots__ = ("removed_count",)
@@ -202,10 +174,8 @@ class ClearReply(_message.Message):
     def __init__(self, removed_count: _Optional[int] = ...) -> None: ...
 
 class DrainRequest(_message.Message):
-    __slots__ = ("tenant",)
-    TENANT_FIELD_NUMBER: _ClassVar[int]
-    tenant: str
-    def __init__(self, tenant: _Optional[str] = ...) -> None: ...
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class DrainReply(_message.Message):
     __slots__ = ()

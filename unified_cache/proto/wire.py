@@ -49,7 +49,6 @@ class Call(Enum):
     REMOVE = "Remove"
     SCAN = "Scan"
     IDENTITIES = "Identities"
-    STATS = "Stats"
     CLEAR = "Clear"
     DRAIN = "Drain"
 

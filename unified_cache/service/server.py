@@ -121,7 +121,10 @@ class Service:
             server = _new_server(settings, limits, cache, healthy, timeouts)
             port = _listen(server, settings.address, access.credentials())
             if access.clients is None and not settings.address.is_local:
-                metrics.anomaly("insecure", f"other machines may call {settings.address.text} without a certificate")
+                metrics.anomaly(
+                    "insecure",
+                    f"other machines may call {settings.address.text} without a certificate, and read what it serves",
+                )
             server.start()
             if listener is not None:
                 listener.start()

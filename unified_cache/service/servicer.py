@@ -1,14 +1,12 @@
 """The calls of the contract over one store: each is checked, carried out and answered here.
 
-A request that makes no sense is an ``InputError``; one of another tenant, or of an identity for which nobody said
-Hello, is ``Refused``.
+A request that makes no sense is an ``InputError``; one of an identity for which nobody said Hello is ``Refused``.
 """
 
 import re
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby
-from typing import cast
 
 import grpc
 from google.protobuf.message import Message
@@ -30,10 +28,8 @@ from unified_cache.proto.wire import (
     parsed,
     parts_of,
 )
-from unified_cache.service.access.callers import Refused
 from unified_cache.service.access.gate import AdmittedCall, ServiceGate
 from unified_cache.service.access.registry import Registration, Registry, listed_after
-from unified_cache.service.access.tokens import TENANT_NAME
 from unified_cache.service.limits import Limits
 from unified_cache.service.store.tenants import TenantStore, named_page
 from unified_cache.storage_backends.common.lru import page_bytes
@@ -45,9 +41,6 @@ CURSOR_CHARS_MAX = 256
 """A scan's cursor is the name of an object, in every store so far."""
 
 _CURSOR = re.compile(r"[\x21-\x7e]*")
-
-_RESERVED = frozenset({"default"})
-"""Tenant of every caller on a server without authentication; no other tenant may have this name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,28 +73,6 @@ class AnnouncedPage:
     """Label as the client has it, and as the page's header will."""
     stored: Label
     object_bytes: int
-
-
-def check_asserted(asserted: str, tenant: str) -> None:
-    """Check whom a request thinks it comes from."""
-    if not TENANT_NAME.fullmatch(asserted) or (asserted in _RESERVED and asserted != tenant):
-        raise InputError("a tenant is called by at most 64 of a-z, 0-9, dot, dash and underscore")
-    if asserted != tenant:
-        raise Refused(grpc.StatusCode.PERMISSION_DENIED, "the caller belongs to another tenant")
-
-
-def check_sender(request: Message, tenant: str) -> None:
-    """Check whom a request, or the start of one, thinks it comes from."""
-    if request.HasField("tenant"):
-        # Every request of the contract has this field.
-        check_asserted(cast("pb.StatsRequest", request).tenant, tenant)
-
-
-def checked_request(kind: type[Parsed], message: bytes, tenant: str) -> Parsed:
-    """Read a request, and check whom it thinks it comes from."""
-    request = parsed(kind, message)
-    check_sender(request, tenant)
-    return request
 
 
 def named(
@@ -280,7 +251,6 @@ class CacheService:
             Call.REMOVE.value: unary(Call.REMOVE, Role.WRITER, pb.RemoveRequest, self._remove),
             Call.SCAN.value: unary(Call.SCAN, Role.READER, pb.ScanRequest, self._scan),
             Call.IDENTITIES.value: unary(Call.IDENTITIES, Role.READER, pb.IdentitiesRequest, self._identities),
-            Call.STATS.value: unary(Call.STATS, Role.READER, pb.StatsRequest, self._stats),
             Call.CLEAR.value: unary(Call.CLEAR, Role.WRITER, pb.ClearRequest, self._clear),
             Call.DRAIN.value: unary(Call.DRAIN, Role.ADMIN, pb.DrainRequest, self._drain),
         }
@@ -301,7 +271,7 @@ class CacheService:
 
         def respond(messages: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
             with self._gate.admitted(method, needs, context) as call:
-                request = checked_request(kind, call.first(messages), call.tenant)
+                request = parsed(kind, call.first(messages))
                 reply = answer(call, request).SerializeToString()
                 call.bytes_out = len(reply)
                 return reply
@@ -320,6 +290,8 @@ class CacheService:
             part_bytes=self._limits.part_bytes,
             pages_max=self._limits.pages_max,
             store=capability.name,
+            stored_bytes=self._store.usage.held_bytes(call.tenant),
+            identities_count=len(self._registry.of(call.tenant)),
         )
 
     def _exists(self, call: AdmittedCall, request: pb.ExistsRequest) -> pb.ExistsReply:
@@ -328,7 +300,7 @@ class CacheService:
 
     def _get(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> Generator[bytes, None, None]:
         with self._gate.admitted(Call.GET, Role.READER, context) as call:
-            request = checked_request(pb.GetRequest, call.first(messages), call.tenant)
+            request = parsed(pb.GetRequest, call.first(messages))
             runs = self._named(call.tenant, request.runs)
             call.hold(self._batch_bytes(runs))
             for part in parts_of(self._found(call, runs), self._limits.part_bytes):
@@ -361,7 +333,6 @@ class CacheService:
             if not first.HasField("start") or first.content:
                 raise InputError("a put begins with its start, alone")
             start = first.start
-            check_sender(start, call.tenant)
             if start.level not in pb.Level.values():
                 raise InputError(f"a level is one of {', '.join(pb.Level.keys())}, found {start.level}")
             level = Level.DURABLE if start.level == pb.DURABLE else Level.CACHED
@@ -418,12 +389,6 @@ class CacheService:
             check_digests((request.after,), "an identity")
         named_by_writers = [registration.manifest for registration in self._registry.registered(call.tenant)]
         return listed_after(request.after, call.tenant, named_by_writers, self._store.manifests())
-
-    def _stats(self, call: AdmittedCall, request: pb.StatsRequest) -> pb.StatsReply:
-        return pb.StatsReply(
-            stored_bytes=self._store.usage.held_bytes(call.tenant),
-            identities_count=len(self._registry.of(call.tenant)),
-        )
 
     def _clear(self, call: AdmittedCall, request: pb.ClearRequest) -> pb.ClearReply:
         # A caller that may remove every page of an identity may clear it.

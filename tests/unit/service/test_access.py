@@ -187,17 +187,6 @@ def test_no_wrong_expired_or_other_credential_is_let_in_and_all_learn_the_same(p
         assert server.metrics()['unified_cache_service_anomalies_total{kind="unauthenticated"}'] == 8
 
 
-@pytest.mark.threat("calling as another tenant")
-def test_a_request_that_asserts_another_tenant_is_denied(path: Path) -> None:
-    token = given(path, "acme")
-    given(path, "other")
-    with running(access={"tokens": str(path)}) as server, grpc.insecure_channel(server.address) as channel:
-        for tenant in ("other", "nobody"):
-            refused = refusal(channel, Call.HELLO, pb.HelloRequest(tenant=tenant), token)
-            assert refused == (grpc.StatusCode.PERMISSION_DENIED, "the caller belongs to another tenant")
-        assert refusal(channel, Call.HELLO, pb.HelloRequest(tenant="acme"), token) is None
-
-
 def test_without_tokens_and_certificates_everybody_on_this_machine_is_one_tenant_that_is_no_admin() -> None:
     with running() as server, grpc.insecure_channel(server.address) as channel:
         assert pb.HelloReply.FromString(called(channel, Call.HELLO)).tenant == "default"

@@ -62,7 +62,7 @@ def test_hello_clear_and_drain_say_who_asked_by_which_credential_and_for_what(pa
     model = f"identity {IDENTITY.hex()} of model"
     with running(access={"tokens": str(path)}) as server, grpc.insecure_channel(server.address) as channel:
         called(channel, Call.HELLO, pb.HelloRequest(manifest=MANIFEST), token)
-        called(channel, Call.STATS, token=token)
+        called(channel, Call.IDENTITIES, token=token)
         called(channel, Call.CLEAR, pb.ClearRequest(identity=IDENTITY), token)
         called(channel, Call.CLEAR, token=token)
         called(channel, Call.DRAIN, token=token)
@@ -90,15 +90,15 @@ def test_whoever_is_not_admitted_or_not_permitted_is_in_the_log_whatever_was_cal
     reader = given(path, "acme", Role.READER)
     who = {"tenant": "acme", "role": "reader", "credential": f"token {id_of(reader)}"}
     with running(access={"tokens": str(path)}) as server, grpc.insecure_channel(server.address) as channel:
-        refusal(channel, Call.STATS)
-        refusal(channel, Call.STATS, token="uc1_secret")
+        refusal(channel, Call.IDENTITIES)
+        refusal(channel, Call.IDENTITIES, token="uc1_secret")
         refusal(channel, Call.DRAIN, token=reader)
-        refusal(channel, Call.STATS, pb.StatsRequest(tenant="other"), reader)
+        refusal(channel, Call.CLEAR, token=reader)
         assert audited(server) == [
-            {"kind": "Stats", "outcome": "UNAUTHENTICATED", "about": ""},
-            {"kind": "Stats", "outcome": "UNAUTHENTICATED", "about": ""},
+            {"kind": "Identities", "outcome": "UNAUTHENTICATED", "about": ""},
+            {"kind": "Identities", "outcome": "UNAUTHENTICATED", "about": ""},
             {"kind": "Drain", **who, "outcome": "PERMISSION_DENIED", "about": ""},
-            {"kind": "Stats", **who, "outcome": "PERMISSION_DENIED", "about": ""},
+            {"kind": "Clear", **who, "outcome": "PERMISSION_DENIED", "about": ""},
         ]
         assert "secret" not in server.log.getvalue()
 
@@ -123,7 +123,7 @@ def test_tokens_that_come_and_go_are_in_the_log_when_the_server_learns_of_it(pat
     with running(access=access) as server, grpc.insecure_channel(server.address) as channel:
         second = given(path, "other", Role.READER)
         remove_token(path, id_of(first))
-        called(channel, Call.STATS, token=second)
+        called(channel, Call.IDENTITIES, token=second)
         assert audited(server) == [
             {"kind": "token_revoked", "outcome": "OK", "about": f"{id_of(first)} of acme, admin"},
             {"kind": "token_added", "outcome": "OK", "about": f"{id_of(second)} of other, reader"},

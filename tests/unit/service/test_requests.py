@@ -82,7 +82,7 @@ class ServerOverMemory:
         assert pb.PutReply.FromString(self.wire.put([start(0), part(page(0))])).stored == b"\x02"
 
     def state(self) -> object:
-        stats = pb.StatsReply.FromString(self.wire.ask(Call.STATS, pb.StatsRequest()))
+        stats = pb.HelloReply.FromString(self.wire.ask(Call.HELLO, pb.HelloRequest()))
         return stats, dict(self.backend._pages), self.running.usage.by_tenant(), self.running.drains
 
     @contextmanager
@@ -164,14 +164,12 @@ MALFORMED = (
     b"\x0a",
     b"\x0a\xff\xff\xff\xff\x0f",
     b"\x12\x05abc",
-    b"\x0a\x02\xff\xfe",
     b"\x0b",
     bytes(range(256)),
 )
 NAMES = [b"", b" ", b"../x", b"/etc/passwd", b"a/../../b", b"%2e%2e%2f", b"..\\x", b"\0", b"\n", b"x" * 10_240]
 NAMES += ["\u202e\u200b".encode(), bytes(31), bytes(33), b"z" * 64]
 NAMES += [key(1).hex().encode(), key(1).hex().upper().encode()]
-TENANTS = ("", "x" * 65, "a\n", "a\0b", "../a", "A", "é", "-a")
 CURSORS = ("../x", "x", "memory", "memory:../x", "elsewhere:", "x" * 10_240, "a\0", "a b", "\u202e")
 LENGTHS = (OBJECT_BYTES - 1, OBJECT_BYTES + 1, 0, HEADER_BYTES, 2 * OBJECT_BYTES)
 MANY = [key(number) for number in range(LIMITS.pages_max + 1)]
@@ -204,8 +202,6 @@ INVALID: dict[str, list[Send]] = {
     "no message of a stream": [
         send for message in MALFORMED for send in (get(message), put(message), put(start(1), message))
     ],
-    "no name of a tenant": [ask(Call.STATS, pb.StatsRequest(tenant=name)) for name in TENANTS],
-    "the reserved tenant": [ask(Call.STATS, pb.StatsRequest(tenant="default"), "team:admin")],
     "a key that is no digest": [
         *(send for name in NAMES for runs in ([run(name)], [run(key(0), name)]) for send in in_every_call(*runs)),
     ],
@@ -227,6 +223,10 @@ INVALID: dict[str, list[Send]] = {
         put(start(1), part(page(2))),
         put(start(1), part(PICKLE.ljust(OBJECT_BYTES))),
     ],
+    "a pool whose name is no text": [
+        *(ask(call, b"\x12\x04\x12\x02\xff\xfe") for call in (Call.EXISTS, Call.TOUCH, Call.REMOVE)),
+        get(b"\x12\x04\x12\x02\xff\xfe"),
+    ],
     "a pool that the layout does not have": [
         ask(Call.EXISTS, pb.ExistsRequest(runs=[run(key(0), pool=pool)])) for pool in ("other", "", "../kv", "KV")
     ],
@@ -242,10 +242,6 @@ INVALID: dict[str, list[Send]] = {
 REFUSED: dict[grpc.StatusCode, dict[str, list[Send]]] = {
     BAD: INVALID,
     DENIED: {
-        "another tenant": [
-            ask(Call.STATS, pb.StatsRequest(tenant="other")),
-            put(pb.PutPart(start=pb.PutStart(tenant="other", runs=start(1).start.runs))),
-        ],
         "a role that is too low": [
             put(start(1), part(page(1)), token="default:reader"),
             ask(Call.REMOVE, pb.RemoveRequest(runs=[run(key(0))]), "default:reader"),
@@ -256,7 +252,7 @@ REFUSED: dict[grpc.StatusCode, dict[str, list[Send]]] = {
         "a message beyond the limit": [ask(Call.EXISTS, bytes(MESSAGE_BYTES_MAX + 1))],
         "a part beyond the limit": [put(start(1), part(bytes(MESSAGE_BYTES_MAX)))],
         "a part that arrives small": [compressed_put],
-        "too much metadata": [ask(Call.STATS, b"", "x" * (64 << 10))],
+        "too much metadata": [ask(Call.HELLO, b"", "x" * (64 << 10))],
     },
     OTHERWISE: {
         "pages of another format": [hello(changed(format_version=2))],
@@ -444,4 +440,4 @@ def test_a_thousand_idle_connections_leave_the_others_served(server: ServerOverM
             if number % 2:
                 connection.sendall(PREFACE + SETTINGS)
         for _ in range(10):
-            assert server.wire.ask(Call.STATS, b"", timeout_s=5.0)
+            assert server.wire.ask(Call.HELLO, b"", timeout_s=5.0)

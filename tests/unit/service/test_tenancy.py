@@ -98,9 +98,20 @@ def test_what_one_tenant_stored_another_sees_no_trace_of(running: LoopbackServer
     assert put(owner, 0, 1) == b"\x02\x02"
     absent = every_answer(nobody, 7, 8)
     assert every_answer(other, 0, 1) == absent
-    assert pb.StatsReply.FromString(other.ask(Call.STATS, pb.StatsRequest())) == pb.StatsReply()
+    said = pb.HelloReply.FromString(other.ask(Call.HELLO, pb.HelloRequest()))
+    assert (said.tenant, said.stored_bytes, said.identities_count) == ("other", 0, 0)
     runs = [run(key(0), key(1), object_bytes=OBJECT_BYTES)]
     assert pb.ExistsReply.FromString(owner.ask(Call.EXISTS, pb.ExistsRequest(runs=runs))).found == b"\x01\x01"
+
+
+@pytest.mark.threat("calling as another tenant")
+def test_a_tenant_is_whom_the_credentials_name_and_no_request_can_say_another(running: LoopbackServer) -> None:
+    requests = [each for name, each in pb.DESCRIPTOR.message_types_by_name.items() if name.endswith("Request")]
+    assert not [each.full_name for each in (*requests, pb.PutStart.DESCRIPTOR) if "tenant" in each.fields_by_name]
+    put(tenant(running, "acme"), 0, 1)
+    for name, stored_bytes in (("acme", 2 * TAKEN_BYTES), ("other", 0)):
+        said = pb.HelloReply.FromString(tenant(running, name).ask(Call.HELLO, pb.HelloRequest()))
+        assert (said.tenant, said.stored_bytes, said.identities_count) == (name, stored_bytes, 1)
 
 
 def test_two_tenants_store_the_same_page_each_for_itself(running: LoopbackServer) -> None:

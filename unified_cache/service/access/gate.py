@@ -33,7 +33,7 @@ FAULT_ID_BYTES = 6
 AUDITED = frozenset({Call.HELLO, Call.CLEAR, Call.DRAIN})
 """Methods whose every call is in the audit log; of others, those that are not admitted or not permitted."""
 
-ADMINISTRATION = frozenset({Call.HELLO, Call.IDENTITIES, Call.SCAN, Call.STATS, Call.CLEAR, Call.DRAIN})
+ADMINISTRATION = frozenset({Call.HELLO, Call.IDENTITIES, Call.SCAN, Call.CLEAR, Call.DRAIN})
 """Methods that clear, drain and look at a server; they move no pages."""
 
 OK = grpc.StatusCode.OK.name

@@ -60,7 +60,6 @@ class Server:
         self._replaced: list[tuple[float, Sequence[grpc.Channel]]] = []
         """Connections with credentials that have changed, and when the last call over them is over."""
         self._guard = Lock()
-        self._tenant = options.tenant or None
         self._turn = itertools.count()
         self._manifests_sent: dict[bytes, Manifest] = {}
         self.breaker = CircuitBreaker(1, REST, clock, name)
@@ -107,7 +106,7 @@ class Server:
             manifest for identity, manifest in manifests.items() if identity not in self._manifests_sent
         ]
         for manifest in fresh or [None] * (self.agreed is None):
-            request = pb.HelloRequest(tenant=self._tenant, manifest=manifest)
+            request = pb.HelloRequest(manifest=manifest)
             left_s = self._timeout_s if timeout_s is None else timeout_s()
             reply = parsed(pb.HelloReply, self.ask(Call.HELLO, request.SerializeToString(), left_s)())
             if not (reply.pages_max and reply.part_bytes):
@@ -119,11 +118,6 @@ class Server:
     def forget_greetings(self) -> None:
         """Send Hello again before the next call: the server does not remember."""
         self._manifests_sent.clear()
-
-    @property
-    def tenant(self) -> str | None:
-        """Tenant that every request names; None for none."""
-        return self._tenant
 
     def ask(
         self, call: Call, message: bytes, timeout_s: float | None = None, *, is_only: bool = True

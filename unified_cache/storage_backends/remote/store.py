@@ -1,6 +1,6 @@
 """The client of the service: one store behind one or more servers, over gRPC.
 
-    grpc://HOST:PORT[,HOST:PORT...][?timeout_s=10&channels=2&tenant=NAME&token_file=FILE]
+    grpc://HOST:PORT[,HOST:PORT...][?timeout_s=10&channels=2&token_file=FILE]
     grpcs://...[?ca_file=FILE&cert_file=FILE&key_file=FILE&server_name=NAME]
 
 Each page belongs to one server, by rendezvous hashing over the servers' names, so that their memories add up; where
@@ -132,7 +132,7 @@ def cut(server: Server, numbers: Sequence[int], time: RequestTime) -> Iterator[S
 def put_messages(server: Server, pages: Sequence[PageIO], level: Level) -> Generator[bytes, None, None]:
     """Yield the start of a put, then its pages."""
     wanted = pb.DURABLE if level is Level.DURABLE else pb.CACHED
-    start = pb.PutStart(tenant=server.tenant, level=wanted, runs=sized_runs(pages))
+    start = pb.PutStart(level=wanted, runs=sized_runs(pages))
     yield pb.PutPart(start=start).SerializeToString()
     part_bytes = min(PART_BYTES, server.agreed.part_bytes if server.agreed is not None else PART_BYTES)
     yield from parts_of(((b"", page.buffers) for page in pages), part_bytes)
@@ -213,7 +213,7 @@ class RemoteStorage(Store):
 
             def exchange(batch: ServerBatch) -> Exchange:
                 chosen = [pages[number] for number in batch.numbers]
-                request = pb.GetRequest(tenant=batch.server.tenant, runs=sized_runs(chosen))
+                request = pb.GetRequest(runs=sized_runs(chosen))
                 begin: grpc.UnaryStreamMultiCallable[bytes, bytes] = batch.server.channel().unary_stream(Call.GET.path)
                 parts = begin(request.SerializeToString(), batch.time.timeout_s(), batch.server.metadata)
                 yield
@@ -258,7 +258,7 @@ class RemoteStorage(Store):
 
             def exchange(batch: ServerBatch) -> Exchange:
                 runs = named_runs(labels[number] for number in batch.numbers)
-                request = pb.TouchRequest(tenant=batch.server.tenant, runs=runs)
+                request = pb.TouchRequest(runs=runs)
                 answer = batch.ask(Call.TOUCH, request)
                 yield
                 answer()
@@ -275,7 +275,7 @@ class RemoteStorage(Store):
             for server in self._servers:
                 for start in range(0, len(known), PAGES_PER_CALL):
                     some = known[start : start + PAGES_PER_CALL]
-                    request = pb.RemoveRequest(tenant=server.tenant, runs=named_runs(some))
+                    request = pb.RemoveRequest(runs=named_runs(some))
                     manifests = {label.identity: self._manifests[label.identity] for label in some}
                     reply = server.answer(Call.REMOVE, request, pb.RemoveReply, manifests)
                     removed_count += reply.removed_count
@@ -290,7 +290,7 @@ class RemoteStorage(Store):
             removed_count = 0
             failed: list[StorageError] = []
             for server in self._servers:
-                request = pb.ClearRequest(tenant=server.tenant, identity=identity)
+                request = pb.ClearRequest(identity=identity)
                 try:
                     reply = server.answer(Call.CLEAR, request, pb.ClearReply, {identity: manifest})
                 except StorageError as error:
@@ -320,7 +320,7 @@ class RemoteStorage(Store):
                 raise InputError(f"a cursor is what the last scan returned, found {cursor!r}")
             number = int(number_text)
             server = self._servers[number]
-            request = pb.ScanRequest(tenant=server.tenant, identity=identity, cursor=rest)
+            request = pb.ScanRequest(identity=identity, cursor=rest)
             reply = server.answer(Call.SCAN, request, pb.ScanReply, {identity: manifest})
             try:
                 named = [(label, run.object_bytes) for run in reply.runs for label in labels_in(run)]
@@ -356,7 +356,7 @@ class RemoteStorage(Store):
 
         def exchange(batch: ServerBatch) -> Exchange:
             runs = named_runs(labels[number] for number in batch.numbers)
-            request = pb.ExistsRequest(tenant=batch.server.tenant, runs=runs)
+            request = pb.ExistsRequest(runs=runs)
             answer = batch.ask(Call.EXISTS, request)
             yield
             reply = parsed(pb.ExistsReply, answer())
@@ -513,7 +513,7 @@ def _identities_of(server: Server) -> Iterator[Manifest]:
     """Yield the manifests of one server in the order of their digests, as clients name them."""
     after = b""
     while True:
-        request = pb.IdentitiesRequest(tenant=server.tenant, after=after)
+        request = pb.IdentitiesRequest(after=after)
         reply = server.answer(Call.IDENTITIES, request, pb.IdentitiesReply)
         if not reply.manifests:
             return

@@ -25,8 +25,6 @@ class RemoteOptions:
     """Presented with every call where no file has one; empty for none."""
     server_name: str = ""
     """Name in the servers' certificates, where it is not their host."""
-    tenant: str = ""
-    """Asserted with every call: a check that the credentials are the expected ones; empty for none."""
     timeout_s: float = 10.0
     """Of one call to one server."""
     channels: int = 2
@@ -70,7 +68,7 @@ def parse_rest(rest: str, *, secure: bool) -> RemoteOptions:
         given = dict(parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query)))
     except ValueError as error:
         raise ConfigError(f"options are NAME=VALUE joined by &, found {without_secrets(f'grpc:{rest}')!r}") from error
-    known = {"token_file", "server_name", "tenant", "timeout_s", "channels"}
+    known = {"token_file", "server_name", "timeout_s", "channels"}
     known |= {"ca_file", "cert_file", "key_file"} if secure else set()
     unknown = given.keys() - known
     if unknown:
@@ -83,7 +81,6 @@ def parse_rest(rest: str, *, secure: bool) -> RemoteOptions:
         secure,
         CredentialFiles(*(expanded(given[name]) if name in given else None for name in names)),
         server_name=given.get("server_name", ""),
-        tenant=given.get("tenant", ""),
     )
     try:
         return replace(

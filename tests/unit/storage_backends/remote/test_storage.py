@@ -70,8 +70,8 @@ KEYS = [sha256(b"%d" % number).digest() for number in range(3000)]
 
 
 def test_a_url_says_servers_and_options() -> None:
-    options = parse_rest("//a:1,b:2?timeout_s=0.5&channels=3&tenant=t", secure=False)
-    assert options == RemoteOptions(("a:1", "b:2"), tenant="t", timeout_s=0.5, channels=3)
+    options = parse_rest("//a:1,b:2?timeout_s=0.5&channels=3", secure=False)
+    assert options == RemoteOptions(("a:1", "b:2"), timeout_s=0.5, channels=3)
     assert parse_rest("//a:1", secure=True).secure
 
 
@@ -376,11 +376,7 @@ def test_a_page_that_was_not_registered_cannot_be_put_and_nobody_knows_whether_i
     assert two.storage.remove([foreign]) == 0
 
 
-def test_a_tenant_that_the_credentials_do_not_stand_for_is_refused(two: TwoServers) -> None:
-    storage = RemoteStorage.open(RemoteOptions((two.servers[0].address,), token="a:writer", tenant="b"))
-    with pytest.raises(StorageError, match="PERMISSION_DENIED"):
-        open_for_contract(storage)
-    storage.close()
+def test_a_part_without_content_is_no_bytes() -> None:
     assert encoded(0, b"", ()) == b""
 
 
