@@ -6,6 +6,13 @@
 Pages take one of two paths. A ``BufferedPiece`` holds the engine's rows only while it copies: ``revoke`` takes them
 away, waits for a copy under way and nothing else, and from then on no row is read or written. A plain ``Piece`` gives
 the rows themselves to a bounded store, which is never late, see ``Capability.bounded``.
+
+How much goes in one call of an engine, beside what ``storage_backends.protocol`` says::
+
+    AT_ONCE_BYTES_MAX   here           within memory, and to a bounded store, which cuts it itself
+    PART_BYTES_MIN      here           less is moved by one thread
+    PROBE_PAGES         pools          the first look at a chain, which most chains need no second one after
+    FETCH_PAGES         tier_storage   pages that SGLang's host tier finds room for, and publishes, together
 """
 
 import math

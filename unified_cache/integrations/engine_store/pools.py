@@ -224,7 +224,7 @@ class EnginePools:
                 del self._bundles[pools]
 
     def restorable(self, keys: Sequence[PageKey], needs: Sequence[PoolNeed], held: int = 0) -> Restorable:
-        """Look how long a prefix of the chain can be restored: as far as all pages are there, and a bit further.
+        """Ask the store which prefixes of the chain it can restore, up to where all pages are there.
 
         A chain that is not there at all costs one short look, however long it is. Of bundles that need all pages the
         caller has the first ``held`` itself; the store is not asked for these.

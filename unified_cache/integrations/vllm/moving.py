@@ -111,9 +111,9 @@ class Moving:
         """Calls of touch that have not ended."""
 
     def submit(self, job: ChunkJob) -> None:
-        """Take a job; where it would be one too many for the rows that may wait it ends at once, with nothing moved.
+        """Begin a job; where more rows would wait with it than may, it ends at once, and nothing is moved.
 
-        One that has more rows than that is taken where no other of its kind waits: else it would never be.
+        A job of more rows than that is begun where no other of its kind waits: else it would never be.
         """
         count = len(job.chunks)
         rows_max = max(self._rows.rows_count if job.is_load else self._stores_rows_max, count)

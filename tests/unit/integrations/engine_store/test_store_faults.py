@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from socket import AF_INET, SOCK_STREAM, socket
 from threading import Event, Thread, current_thread
@@ -427,9 +428,13 @@ def test_look_ups_that_run_on_a_thread_of_the_stores_need_no_other_one_and_are_g
     backend = scripted({2: HANG}, NotedStorage())
     store = opened_store(backend, SOON_LATE)
     ends: list[bool] = []
-    for hangs in (False, True):
+
+    def has_ended(count: int) -> bool:
+        return len(ends) == count
+
+    for count in (1, 2):
         store.run(lambda: store.exists([label_of(1)]), lambda: ends.append(True))
-        assert store.wait_until(lambda count=hangs + 1: len(ends) == count, PATIENCE_S)
+        assert store.wait_until(partial(has_ended, count), PATIENCE_S)
     assert threads == {"engine-store-0"}
     assert store.counts().late_now_count == 1
     release(backend, store)
