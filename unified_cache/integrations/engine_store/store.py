@@ -85,7 +85,7 @@ WRITES_MAX = 2
 class EngineStore:
     """A store for pages in an engine's memory, opened by URL: verified, guarded, and never in the engine's way.
 
-    ``exists``, ``get``, ``put`` and ``touch`` raise nothing: a page that cannot be had or stored is an answer, and
+    ``exists``, ``get`` and ``put`` raise nothing: a page that cannot be had or stored is an answer, and
     ``counts`` knows the reason. Each returns by its deadline. A store that hangs is left with bounce buffers of
     ours, and from then on nothing reads or writes the engine's rows; one that returns by itself is called on its
     caller's thread and given the rows, see ``Capability.bounded``. A store that is away is opened later, by the calls
@@ -252,10 +252,6 @@ class EngineStore:
         """
         return self._moved(Method.PUT, pages, level, parts_max)
 
-    def touch(self, labels: Sequence[Label]) -> None:
-        """Count pages as used now, the first most of all; a touch that the store does not take is lost."""
-        self._asked(Method.TOUCH, labels, math.inf)
-
     def clear(self, identity: bytes, due_s: float = math.inf) -> bool:
         """Make every page of one identity a miss; return whether the store says that it has. A late clear goes on.
 
@@ -284,7 +280,10 @@ class EngineStore:
         self._when_reached(call, lambda: self._begin(call, self._cut(call, pages, parts_max, is_here=False)))
 
     def start_asking(self, method: Method, labels: Sequence[Label], on_end: OnEnd, due_s: float | None = None) -> None:
-        """Begin what ``exists`` (EXISTS) or ``touch`` (TOUCH) does, over by ``due_s`` at the latest if given."""
+        """Begin what ``exists`` does (EXISTS), or count pages as used now, the first most of all (TOUCH).
+
+        It is over by ``due_s`` at the latest, if that is given. A touch that the store does not take is lost.
+        """
         time = self._time_in_line() if due_s is None else self._time(due_s)
         call = EngineCall(method, labels, (), {label.identity for label in labels}, time, on_end)
 

@@ -62,10 +62,6 @@ class ThreadNotingStore(MemoryStorage):
         self.puts_count += 1
         return super().put(pages, level)
 
-    def touch(self, labels: Sequence[Label]) -> None:
-        self.threads.add(get_ident())
-        super().touch(labels)
-
     def get(self, pages: Sequence[PageIO]) -> list[Answer]:
         self.threads.add(get_ident())
         if self.fails:
@@ -108,7 +104,6 @@ def test_a_bounded_store_is_called_on_the_thread_that_asks() -> None:
         store.put(rows.pages(NUMBERS))
         labels = [label_of(number) for number in NUMBERS]
         assert store.exists(labels) == store.get(rows.pages(NUMBERS)) == [Answer.HIT] * len(NUMBERS)
-        store.touch(labels)
         assert backend.threads == {get_ident()}
 
 

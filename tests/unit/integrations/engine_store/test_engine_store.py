@@ -1,6 +1,6 @@
 """Engine stores over real ones: pages come back as they were, every page has an answer, every reason is counted."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -8,11 +8,12 @@ import pytest
 from tests.support.clock import ManualClock
 from tests.support.engine_rows import IDENTITY, LAYOUT, PAGE_BYTES, EngineRows, label_of, opened_store, payload_of
 from tests.support.running_service import running
+from tests.support.wrappers import PATIENCE_S
 from unified_cache.components import Full
 from unified_cache.core.config import GuardConfig
 from unified_cache.core.errors import ConfigError, StorageError
 from unified_cache.core.pool import Identity, ModelLayout, PoolSpec
-from unified_cache.core.seal import HEADER_BYTES
+from unified_cache.core.seal import HEADER_BYTES, Label
 from unified_cache.integrations.engine_store import EnginePage, EngineStore, EngineStoreConfig, Unavailable
 from unified_cache.integrations.engine_store import calls as calls_module
 from unified_cache.storage_backends.protocol import Answer, Store
@@ -122,12 +123,18 @@ def test_after_close_every_page_is_unavailable_and_no_view_is_left(store: Engine
     rows.close()
 
 
+def touch(store: EngineStore, labels: Sequence[Label]) -> None:
+    ends: list[list[Answer]] = []
+    store.start_asking(Method.TOUCH, labels, ends.append)
+    assert store.wait_until(lambda: bool(ends), PATIENCE_S)
+
+
 def test_of_many_pages_that_are_touched_the_first_is_the_most_recent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calls_module, "NAMES_MAX", 2)
     rows = EngineRows.holding(range(5))
     with opened_store(open_storage("memory:", bytes_max=5 * (PAGE_BYTES + HEADER_BYTES))) as store:
         store.put(rows.pages(range(5)))
-        store.touch([label_of(number) for number in (3, 1, 4, 0, 2)])
+        touch(store, [label_of(number) for number in (3, 1, 4, 0, 2)])
         for gone_count, number in enumerate((10, 11, 12, 13), 1):
             store.put(EngineRows.holding([number]).pages([number]))
             left = store.exists([label_of(number) for number in (3, 1, 4, 0, 2)])
@@ -135,11 +142,10 @@ def test_of_many_pages_that_are_touched_the_first_is_the_most_recent(monkeypatch
 
 
 def test_a_touch_of_a_store_that_is_closed_is_lost_and_counted(store: EngineStore) -> None:
-    store.touch([label_of(1)])
-    store.touch([])
+    touch(store, [label_of(1)])
     assert store.counts().unavailable == {}
     store.close()
-    store.touch([label_of(1)])
+    touch(store, [label_of(1)])
     assert store.counts().unavailable == {(Method.TOUCH, Unavailable.CLOSED): 1}
 
 
