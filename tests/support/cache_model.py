@@ -1,4 +1,4 @@
-"""Contents of a tree page by page, the longest match of it, and what jobs move."""
+"""Nodes of a tree with the keys of their pages, and what jobs move."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -7,12 +7,8 @@ from unified_cache.controller.jobs import BackupJob, ClearJob, FetchJob, LoadJob
 from unified_cache.controller.operation import Job
 from unified_cache.core.page import PageKey, Prompt, key_chain, media_mark
 from unified_cache.core.pool import PageCopies, Tier
-from unified_cache.core.window import window
 from unified_cache.tree import RadixTree
 from unified_cache.tree.node import Node
-
-Held = dict[PageKey, int]
-"""Slot of every page that one component holds on one tier."""
 
 FLOWS: Mapping[type, tuple[Tier | None, Tier | None]] = {
     # job: (where the tree holds what it reads, where the slots are that it fills)
@@ -58,40 +54,3 @@ def walk(tree: RadixTree) -> Iterator[tuple[Node, tuple[PageKey, ...]]]:
         keys = key_chain(above, node.key, tree.page_size, marks)
         todo += [(child, keys[-1]) for child in node.children.values()]
         yield node, keys
-
-
-@dataclass(frozen=True)
-class Census:
-    """Contents of a tree, page by page."""
-
-    spans: tuple[int, ...]
-    held: tuple[Held, ...]
-    """By tier and component."""
-
-    @classmethod
-    def take(cls, tree: RadixTree) -> "Census":
-        spans = tuple(component.span for component in tree.components)
-        held: tuple[Held, ...] = tuple({} for _ in range(2 * len(spans)))
-        for node, keys in walk(tree):
-            for pages, slots in zip(held, node.slots, strict=True):
-                if slots is not None:
-                    pages.update((key, slot) for key, slot in zip(keys, slots.tolist(), strict=True) if slot >= 0)
-        return cls(spans, held)
-
-    def tier_component(self, tier: Tier, component: int) -> int:
-        return int(tier) * len(self.spans) + component
-
-    def longest(self, prompt: Prompt, tiers: Sequence[Tier]) -> int:
-        """Return the longest prefix of which every component holds its window on ``tiers``: the definition itself."""
-        holders = [
-            [self.held[self.tier_component(tier, number)] for tier in tiers] for number in range(len(self.spans))
-        ]
-
-        def whole(end: int) -> bool:
-            return all(
-                any(prompt.keys[page] in pages for pages in holders[number])
-                for number, span in enumerate(self.spans)
-                for page in range(window(end, span), end)
-            )
-
-        return next(end for end in range(prompt.pages_count, -1, -1) if whole(end))

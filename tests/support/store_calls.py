@@ -8,6 +8,7 @@ Faults by a seed, and pages that are damaged or lost, are those of ``faulty_stor
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import count
 from typing import NamedTuple, TypeVar
 
@@ -15,7 +16,7 @@ from unified_cache.core.errors import StorageError
 from unified_cache.core.seal import Label
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.storage_backends.memory import MemoryStorage
-from unified_cache.storage_backends.protocol import Answer, Level, PageIO, Scan, Store
+from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, Scan, Store
 from unified_cache.storage_backends.wrappers.layer import Method, StorageLayer
 
 Result = TypeVar("Result")
@@ -110,7 +111,7 @@ class ScriptedStorage(MemoryStorage):
         self.came: list[Label] = []
         """Those of them that were read."""
         self.given: Sequence[PageIO] = ()
-        """Pages of the get or put that came last."""
+        """Pages of the get or put that is under way."""
         self.vanishing: set[Label] = set()
         """Objects that it says it has, and does not bring."""
         self.failing: set[Method] = set()
@@ -119,6 +120,10 @@ class ScriptedStorage(MemoryStorage):
         self.after: dict[Method, Act] = {}
         self.answers: dict[Method, Answer] = {}
         """What it answers for every object of a call, in the place of what is true."""
+
+    def capability(self) -> Capability:
+        """Say that calls may wait: any may, by the script."""
+        return replace(super().capability(), bounded=False)
 
     def register(self, manifest: Manifest, slabs: Mapping[str, memoryview]) -> None:
         self._call(Method.REGISTER, lambda: super(ScriptedStorage, self).register(manifest, slabs))
@@ -168,7 +173,10 @@ class ScriptedStorage(MemoryStorage):
         self.calls.append(method)
         if method in self.failing:
             raise StorageError(f"{method.value} is out of order", retryable=False)
-        self.before.get(method, nothing)()
-        answer = work()
-        self.after.get(method, nothing)()
+        try:
+            self.before.get(method, nothing)()
+            answer = work()
+            self.after.get(method, nothing)()
+        finally:
+            self.given = ()
         return answer

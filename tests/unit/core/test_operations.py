@@ -46,19 +46,29 @@ PATIENCE_S = 30.0
 """Longest wait for what must happen; reached only by a bug."""
 
 
-def hanging(store: ScriptedStorage, method: Method, number: int) -> UnreturnedCall:
-    """Have a store hang in one of its calls from now on, counted from 0."""
-    call = UnreturnedCall(method.value)
-    store.before[method] = at(number, raising(StorageTimeoutError(f"{method.value} hangs", call)))
-    return call
+class HungCall(UnreturnedCall):
+    """A call in which a store hangs, with the pages that it was given."""
 
+    pages: Sequence[PageIO] = ()
 
-def scribble_and_return(pages: Sequence[PageIO], call: UnreturnedCall) -> None:
-    """Write to the buffers of a call that hangs, as a store may until it returns, and return."""
-    for page in pages:
-        for buffer in page.buffers:
-            buffer[:] = bytes(len(buffer))
-    call.returned = True
+    @classmethod
+    def of(cls, store: ScriptedStorage, method: Method, number: int) -> "HungCall":
+        """Have a store hang in one of its calls from now on, counted from 0."""
+        call = cls(method.value)
+
+        def hang() -> None:
+            call.pages = store.given
+            raise StorageTimeoutError(f"{method.value} hangs", call)
+
+        store.before[method] = at(number, hang)
+        return call
+
+    def scribble_and_return(self) -> None:
+        """Write to the buffers, as a store may until it returns, and return."""
+        for page in self.pages:
+            for buffer in page.buffers:
+                buffer[:] = bytes(len(buffer))
+        self.returned = True
 
 
 def stuck_in(*methods: Method) -> tuple[ScriptedStorage, Event]:
@@ -284,7 +294,7 @@ def test_pages_that_a_hanging_store_may_still_fill_are_nobodys_until_it_returns(
     filled(store)
     toy = engine(store)
     cache = toy.cache
-    call = hanging(store, Method.GET, 0)
+    call = HungCall.of(store, Method.GET, 0)
     operation = started(cache.prefetch(cache.prompt(tokens(6))))
     assert cache.poll() + cache.poll() == [operation]
     assert (operation.state, operation.is_released) == (OperationState.FAILED, False)
@@ -294,11 +304,10 @@ def test_pages_that_a_hanging_store_may_still_fill_are_nobodys_until_it_returns(
     assert held > 0
     with pytest.raises(WaitTimeoutError):
         cache.wait_all(0.05)
-    pages = store.given
     serve(toy, 4, first=1000)
     cache.backup(cache.prompt(tokens(4, 1000)))
     cache.poll()
-    scribble_and_return(pages, call)
+    call.scribble_and_return()
     cache.wait_all(1)
     assert (operation.is_released, out_pages(cache), cache.stats().calls_quarantined) == (True, 0, 0)
     over(cache, cache.load(cache.prompt(tokens(4, 1000))))
@@ -309,14 +318,14 @@ def test_what_came_before_a_store_hung_is_kept_at_once(monkeypatch: pytest.Monke
     monkeypatch.setattr("unified_cache.controller.jobs.BATCH_OBJECTS", 2)
     store = ScriptedStorage()
     toy, prompt = stored_and_forgotten(store)
-    call = hanging(store, Method.GET, 2)
+    call = HungCall.of(store, Method.GET, 2)
     operation = started(toy.cache.prefetch(prompt))
     toy.cache.poll()
     toy.cache.poll()
     assert (operation.state, operation.is_released) == (OperationState.FAILED, False)
     assert toy.cache.match(prompt).host_end == 4
     toy.cache.check()
-    scribble_and_return(store.given, call)
+    call.scribble_and_return()
     toy.cache.poll()
     assert operation.is_released
     assert toy.cache.match(prompt).host_end == 4
@@ -455,7 +464,7 @@ def test_a_store_that_fails_in_the_middle_leaves_what_came_before(monkeypatch: p
 
 PAGES = 2
 """Of a prompt."""
-GUARD = GuardConfig(deadline_s=0.15, calls_max=2, breaker_failures_max=9)
+GUARD = GuardConfig(deadline_s=0.5, calls_max=2, breaker_failures_max=9)
 
 
 @dataclass
