@@ -9,7 +9,7 @@ TEST_WORKERS ?= 3
 # The same for tests that wait for nobody.
 QUICK_WORKERS ?= 2
 # What `make quick` runs. Random histories over real bytes and over stores take as long as all the rest: `make test` has them.
-QUICK_TESTS := $(addprefix tests/property/test_,tree_against_model.py window_grid.py eviction_policies.py translation.py) \
+QUICK_TESTS := $(addprefix tests/property/test_,window_grid.py eviction_policies.py translation.py) \
 	tests/unit/core tests/unit/components tests/unit/forward \
 	tests/unit/repository/test_tidy.py tests/unit/repository/test_layers.py
 # What `make sim` simulates: the first seed, how many seeds, and operations of all of them together.

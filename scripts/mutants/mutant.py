@@ -16,7 +16,6 @@ TESTS = [
     "tests/unit/core/test_ledger.py",
     "tests/unit/core/test_paired_slots.py",
     "tests/unit/forward/test_forward.py",
-    "tests/property/test_tree_against_model.py",
     "tests/property/test_eviction_policies.py",
     "tests/property/test_device_histories.py",
     "tests/property/test_window_grid.py",

@@ -174,7 +174,10 @@ class SimEngine:
     def make_room(self, tier: Tier, component: int, pages: int) -> object:
         ledger = self.cache._ledger
         free = ledger.free_count(tier, component)
-        slots = ledger.allocate(tier, component, min(pages, ledger.capacity(tier, component)))
+        wanted = min(pages, ledger.capacity(tier, component))
+        fits = wanted <= ledger.available_pages(tier, component)
+        slots = ledger.allocate(tier, component, wanted)
+        assert (slots is not None) == fits, "what is free or can be evicted is not what can be allocated"
         if slots is None:
             self.happened["refused"] += 1
             return "refused"
