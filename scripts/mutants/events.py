@@ -103,4 +103,32 @@ EVENTS_MUTANTS = [
         "",
         PUBLISHER_TESTS,
     ),
+    Mutant(
+        "pages that leave host memory leave the device",
+        "observe/events/slot_keys.py",
+        "yield from _removals(Medium(left.tier), left.component, keys)",
+        "yield from _removals(Medium.DEVICE, left.component, keys)",
+        EVENT_TESTS,
+    ),
+    Mutant(
+        "a removal names pages without a bound",
+        "observe/events/slot_keys.py",
+        "    for start in range(0, len(keys), EVENT_PAGES_MAX):\n",
+        "    EVENT_PAGES_MAX = len(keys) or 1\n    for start in range(0, len(keys), EVENT_PAGES_MAX):\n",
+        EVENT_TESTS,
+    ),
+    Mutant(
+        "objects of others are told as evicted",
+        "observe/events/slot_keys.py",
+        "if (label.pool, label.identity) in self._owners:",
+        "if label.pool in self._components_by_pool:",
+        EVENT_TESTS,
+    ),
+    Mutant(
+        "a slot that was left keeps its page",
+        "observe/events/slot_keys.py",
+        "(key := in_slots.pop(slot, None)) is not None",
+        "(key := in_slots.get(slot)) is not None",
+        EVENT_TESTS,
+    ),
 ]
