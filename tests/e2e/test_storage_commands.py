@@ -160,12 +160,10 @@ def test_of_a_backend_of_four_methods_what_it_does_not_list_is_not_tried() -> No
     verdicts = {promise["promise"]: promise["verdict"] for promise in json.loads(said.out)["promises"]}
     assert [promise for promise, verdict in verdicts.items() if verdict == "skip"] == [
         "a scan lists every object of one identity and of no other",
+        "after close every method that a store has of its own raises closed error and close twice is close once",
         "clear makes every page of one identity a miss and no page of another",
     ]
-    # What has a default that does nothing goes on doing that after close.
-    assert [promise for promise, verdict in verdicts.items() if verdict == "FAIL"] == [
-        "every method but close raises closed error after close and close twice is close once"
-    ]
+    assert "FAIL" not in verdicts.values()
 
 
 def test_a_backend_that_breaks_promises_is_told_which_and_one_that_hangs_is_left_behind() -> None:

@@ -202,7 +202,7 @@ class Store(ABC):
     * clear makes every page of one identity a miss, wherever the store has it, and no page of another
     * a clear that cannot promise that raises StorageError: any part may be gone, and calling again goes on
     * a scan lists every object of one identity and of no other
-    * every method but close raises ClosedError after close; close twice is close once
+    * after close every method that a store has of its own, but close, raises ClosedError; close twice is close once
     * methods may be called from several threads at a time
     """
 

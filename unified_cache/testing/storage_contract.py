@@ -16,7 +16,7 @@ beyond it can be tried. A backend that keeps names but no bytes subclasses ``Key
 import hashlib
 import random
 import unittest
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import pairwise
@@ -28,6 +28,7 @@ from unified_cache.core.pool import Identity, ModelLayout, PoolSpec
 from unified_cache.core.seal import HEADER_BYTES, Label, may_be_coded, seal_buffers
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO, Store, StoredObject
+from unified_cache.storage_backends.wrappers.layer import StorageLayer
 
 __all__ = ["ROOM_BYTES_MAX", "KeysOnlyContract", "StorageContract", "blank_page", "sealed_page"]
 
@@ -44,6 +45,9 @@ LAYOUT = ModelLayout(
     page_size=64,
     components=(Full(tuple(PoolSpec(name, PAGE_BYTES - HEADER_BYTES) for name in POOLS)),),
 )
+DEFAULTS = {Store.capability, Store.register, Store.touch, Store.clear, Store.scan}
+"""Methods of a store that has no others: close releases nothing of theirs."""
+
 MODEL = Identity("contract/model")
 OTHER_MODEL = Identity("contract/other")
 
@@ -236,31 +240,39 @@ class KeysOnlyContract:
         with suppress(InputError):  # of a store that needs an identity registered first
             assert list(listing(storage, hashlib.sha256(b"nobody").digest())) == []
 
-    def test_every_method_but_close_raises_closed_error_after_close_and_close_twice_is_close_once(
+    def test_after_close_every_method_that_a_store_has_of_its_own_raises_closed_error_and_close_twice_is_close_once(
         self, storage: Store
     ) -> None:
-        """Close, close again, then try everything."""
+        """Close, close again, then try what it has of its own."""
         open_for_contract(storage)
         page = sealed_page(label(1))
         storage.put([page], Level.CACHED)
         storage.close()
         storage.close()
-        for call in (
-            storage.capability,
-            lambda: storage.register(manifest_of(MODEL, LAYOUT), {}),
-            lambda: storage.exists([page.label]),
-            lambda: storage.get([page]),
-            lambda: storage.put([page], Level.CACHED),
-            lambda: storage.touch([page.label]),
-            lambda: storage.remove([page.label]),
-            lambda: storage.clear(page.label.identity),
-            lambda: storage.scan(page.label.identity),
-        ):
-            try:
-                call()
-            except ClosedError:
-                continue
-            raise AssertionError("a closed store must raise ClosedError")
+        bare: Store = storage
+        while isinstance(bare, StorageLayer):
+            bare = bare.backend
+        kind = type(bare)
+        if kind.close is Store.close:
+            raise unittest.SkipTest("the store has nothing to let go of")
+        calls: dict[object, Callable[[], object]] = {
+            kind.capability: storage.capability,
+            kind.register: lambda: storage.register(manifest_of(MODEL, LAYOUT), {}),
+            kind.exists: lambda: storage.exists([page.label]),
+            kind.get: lambda: storage.get([page]),
+            kind.put: lambda: storage.put([page], Level.CACHED),
+            kind.touch: lambda: storage.touch([page.label]),
+            kind.remove: lambda: storage.remove([page.label]),
+            kind.clear: lambda: storage.clear(page.label.identity),
+            kind.scan: lambda: storage.scan(page.label.identity),
+        }
+        for method, call in calls.items():
+            if method not in DEFAULTS:
+                try:
+                    call()
+                except ClosedError:
+                    continue
+                raise AssertionError("a closed store must raise ClosedError")
 
 
 class StorageContract(KeysOnlyContract):
