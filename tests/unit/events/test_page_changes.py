@@ -9,7 +9,14 @@ import pytest
 from tests.support.cache import IDENTITY, ToyEngine, toy_layout
 from tests.support.operations import Stepped, engine, filled, over, serve, started, tokens
 from unified_cache.controller import InlineWorkers
-from unified_cache.controller.page_changes import MemoryCleared, ObjectsEvicted, PagesHeld, PagesStored, SlotsLeft
+from unified_cache.controller.page_changes import (
+    MemoryCleared,
+    ObjectsEvicted,
+    PageChange,
+    PagesHeld,
+    PagesStored,
+    SlotsLeft,
+)
 from unified_cache.core.errors import ConfigError, OwnerThreadError, StateError
 from unified_cache.core.page import MediaItem, Namespace, PageKey, Prompt
 from unified_cache.core.pool import Tier
@@ -239,22 +246,23 @@ def test_pages_that_go_are_reported_of_their_own_tier_and_component_and_a_bounde
     numbers = np.arange(EVENT_PAGES_MAX + 1)
     prompt = Prompt.of(tokens(len(numbers)), toy.layout.page_size)
     slot_keys = SlotKeys(toy.cache.changes, toy.layout, IDENTITY.owners(toy.layout))
-    assert list(slot_keys.events([PagesHeld(tier, 1, prompt, numbers, numbers)]))
+    slots = numbers.astype(np.int32)
+    assert list(slot_keys.events([PagesHeld(tier, 1, prompt, numbers, slots)]))
     pool = toy.layout.components[1].pools[0]
     owner = IDENTITY.owners(toy.layout)[pool.name]
     labels = [Label(bytes(32), prompt.keys[0], pool.name), *(Label(owner, each, pool.name) for each in prompt.keys)]
-    change = {
-        "left": SlotsLeft(tier, 1, numbers),
+    changes: dict[str, PageChange] = {
+        "left": SlotsLeft(tier, 1, slots),
         "cleared": MemoryCleared(),
         "evicted": ObjectsEvicted((*labels, labels[1])),
-    }[went]
-    events = list(slot_keys.events([change]))
+    }
+    events = list(slot_keys.events([changes[went]]))
     medium = Medium.STORAGE if went == "evicted" else Medium(tier)
     assert events == [
         RemovedEvent(medium, 1, prompt.keys[:EVENT_PAGES_MAX]),
         RemovedEvent(medium, 1, prompt.keys[EVENT_PAGES_MAX:]),
     ]
-    assert went == "evicted" or not list(slot_keys.events([change]))
+    assert went == "evicted" or not list(slot_keys.events([changes[went]]))
     assert not list(slot_keys.events([ObjectsEvicted(tuple(labels[:1]))])), "an object of somebody else"
 
 
