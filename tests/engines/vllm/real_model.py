@@ -14,7 +14,7 @@ from tests.engines.vllm.installation import engine_python, home
 from tests.engines.vllm.server import VllmServer, running_server
 from tests.sources import ROOT
 from unified_cache.sizing.demo.run import DEFAULT_MODEL, model_path
-from unified_cache.sizing.demo.serving import loaded
+from unified_cache.sizing.demo.serving import load
 
 BLOCK_TOKENS = 128
 """As vLLM has it on a CPU; a chunk of the tier is one block."""
@@ -52,12 +52,7 @@ def real_model() -> Path:
     written = home() / "models" / DEFAULT_MODEL
     if not written.exists():
         unfinished = written.with_suffix(f".{os.getpid()}")
-        gguf = Path(model_path(DEFAULT_MODEL))
-        model, tokenizer = loaded(gguf.parent, gguf.name)
-        vars(model).pop("hf_quantizer", None)  # its weights are plain by now, and so saved as such
-        vars(model.config).pop("quantization_config", None)
-        model.save_pretrained(unfinished)
-        tokenizer.save_pretrained(unfinished)
+        load(model_path(DEFAULT_MODEL), unfinished)
         unfinished.rename(written)
     return written
 

@@ -37,7 +37,7 @@ class Serving:
 
     def __init__(self, directory: Path) -> None:
         """Start it, out of reach of the terminal's Ctrl-C; it does nothing before ``ready``, and ends with its pipe."""
-        self._log = directory / "serving.log"
+        self._log, self._model = directory / "serving.log", directory / "model"
         self._pipe, its_end = Pipe()
         command = (sys.executable, "-m", "unified_cache.sizing.demo.serving", str(its_end.fileno()))
         with self._log.open("ab") as log:  # what a library prints is no part of the demo
@@ -48,7 +48,7 @@ class Serving:
 
     def ready(self, settings: DemoSettings) -> Ready:
         """Wait until it serves."""
-        self._pipe.send(settings)
+        self._pipe.send((settings, self._model))
         return self._reply(Ready)
 
     def drop(self, tier: str) -> None:

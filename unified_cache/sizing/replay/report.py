@@ -39,10 +39,9 @@ def headline(result: ReplayResult) -> str:
     hit, seen = f"{served.token_hit_ratio:.2%}", f"{served.seen_token_ratio:.2%}"
     most = "all that had been asked for before" if hit == seen else f"{seen} had been asked for before"
     ratios = {tier: served.token_ratios()[tier] for tier in _present_tiers(result)}
-    said = f"{hit} of the tokens asked for were handed back; {most}."
-    if len(ratios) > 1:
-        tiers = ", ".join(f"{tier} {ratio:.2%}" for tier, ratio in ratios.items())
-        said = f"{hit} of the tokens asked for were handed back ({tiers}); {most}."
+    by_tier = ", ".join(f"{tier} {ratio:.2%}" for tier, ratio in ratios.items())
+    tiers = f" ({by_tier})" if len(ratios) > 1 else ""
+    said = f"{hit} of the tokens asked for were handed back{tiers}; {most}."
     idle = " and ".join(tier for tier, ratio in ratios.items() if not ratio)
     if idle:
         said = f"{said.removesuffix('.')}; {idle} brought nothing."
@@ -111,8 +110,8 @@ def verdict(result: ReplayResult) -> list[str]:
     lines = [
         f"{served.requests:,} requests, {served.tokens:,} tokens in {result.seconds:.1f} s: "
         f"{result.requests_per_s:,.0f} requests/s",
-        f"{served.block_hit_ratio:.2%} of {_number(result.blocks)} blocks of {BLOCK_TOKENS} tokens; "
-        f"a cache that never evicts: {served.seen_block_ratio:.2%}",
+        f"{served.block_hit_ratio:.2%} of {result.blocks:,.{1 if result.blocks % 1 else 0}f} blocks "
+        f"of {BLOCK_TOKENS} tokens; a cache that never evicts: {served.seen_block_ratio:.2%}",
     ]
     if result.plan.with_bytes:
         lines.append(
@@ -149,10 +148,6 @@ def _present_tiers(result: ReplayResult) -> list[str]:
     """Return the tiers that the run had, fastest first."""
     plan = result.plan
     return ["device", *(["host"] if plan.has_host else []), *(["storage"] if plan.storage is not None else [])]
-
-
-def _number(count: float) -> str:
-    return f"{count:,.1f}" if count % 1 else f"{count:,.0f}"
 
 
 def _over_the_run(result: ReplayResult) -> BandChart:
