@@ -7,7 +7,6 @@ import pytest
 from unified_cache.components import Full, RecurrentState, SlidingWindow
 from unified_cache.components.deepseek_v4 import DeepSeekV4
 from unified_cache.core.pool import Component, ModelLayout, PoolSpec
-from unified_cache.core.window import SPAN_ALL
 
 
 def toy_components(spans: tuple[int, ...], page_bytes: int = 64) -> tuple[Component, ...]:
@@ -19,17 +18,6 @@ def toy_components(spans: tuple[int, ...], page_bytes: int = 64) -> tuple[Compon
             pools.append(PoolSpec(f"toy{number}_sidecar", 24 + number))
         components.append(Component(f"toy{number}", span, tuple(pools), mapped=number == 1))
     return tuple(components)
-
-
-SPAN_SETS = (
-    (SPAN_ALL,),
-    (SPAN_ALL, 1),
-    (SPAN_ALL, 2),
-    (SPAN_ALL, 3),
-    (SPAN_ALL, 1, 1),
-    (SPAN_ALL, 3, 1),
-    (SPAN_ALL, 1, 3),
-)
 
 
 def full_attention() -> Component:
