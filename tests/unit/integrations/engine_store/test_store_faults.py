@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,12 +17,12 @@ from tests.support.engine_rows import IDENTITY, LAYOUT, EngineRows, label_of, op
 from tests.support.faulty_storage import FaultyStorage, StorageFault
 from tests.support.running_service import running
 from tests.support.service import wait_for
+from tests.support.store_calls import ScriptedStorage, at, raising
 from tests.support.wrappers import PATIENCE_S, scripted
 from unified_cache.core.config import GuardConfig
 from unified_cache.core.errors import StorageError
 from unified_cache.core.seal import HEADER_BYTES, Label, seal
 from unified_cache.integrations.engine_store import EngineStore, EngineStoreConfig, Unavailable
-from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.storage_backends.common.breaker import Backoff, BreakerState
 from unified_cache.storage_backends.common.opening import Retries
 from unified_cache.storage_backends.memory import MemoryStorage
@@ -35,21 +35,6 @@ SOON_LATE = EngineStoreConfig(guard=SOON, bounce_bytes=8192, piece_bytes=8192)
 """Bounce buffers for one call of a page or two, and for another beside it."""
 
 HANG = StorageFault.HANG
-
-
-class RegisteredStorage(MemoryStorage):
-    """A store that refuses to take an identity ``failures_count`` times, and keeps those that it took."""
-
-    def __init__(self, failures_count: int = 0) -> None:
-        super().__init__()
-        self.taken: list[bytes] = []
-        self._failures_count = failures_count
-
-    def register(self, manifest: Manifest, slabs: Mapping[str, memoryview]) -> None:
-        if self._failures_count:
-            self._failures_count -= 1
-            raise StorageError("not now", retryable=True)
-        self.taken.append(manifest.identity)
 
 
 def stored(numbers: Sequence[int]) -> MemoryStorage:
@@ -187,7 +172,7 @@ def test_a_store_that_fails_and_recovers_is_asked_again() -> None:
 
 def test_a_store_that_is_away_is_opened_by_a_later_call_and_told_what_was_registered() -> None:
     clock = ManualClock()
-    watched = RegisteredStorage()
+    watched = ScriptedStorage()
     store_page(watched, 1)
     failures = 2
 
@@ -209,7 +194,7 @@ def test_a_store_that_is_away_is_opened_by_a_later_call_and_told_what_was_regist
     assert store.exists([label_of(1)]) == [Answer.UNAVAILABLE]  # not tried: the pause is longer now
     clock.now_s += 1.0
     assert store.exists([label_of(1)]) == [Answer.HIT]
-    assert watched.taken == [IDENTITY.digest(LAYOUT)]
+    assert watched.calls.count(Method.REGISTER) == 1
     assert store.counts().is_registered
     assert store.counts().unavailable == {(Method.EXISTS, Unavailable.AWAY): 3}
     store.close()
@@ -217,7 +202,8 @@ def test_a_store_that_is_away_is_opened_by_a_later_call_and_told_what_was_regist
 
 def test_a_registration_that_fails_is_made_up_after_a_pause() -> None:
     clock = ManualClock()
-    store_below = RegisteredStorage(failures_count=1)
+    store_below = ScriptedStorage()
+    store_below.before[Method.REGISTER] = at(0, raising(StorageError("not now", retryable=True)))
     store = opened_store(store_below, clock=clock)
     assert not store.counts().is_registered
     rows = EngineRows.holding([1])
@@ -262,25 +248,18 @@ def test_a_store_of_another_format_is_said_once_tried_each_minute_and_used_when_
 def test_an_identity_that_is_refused_for_good_is_said_once_and_announced_each_minute(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    class ForbiddenStorage(RegisteredStorage):
-        asked_count = 0
-        is_permitted = False
-
-        def register(self, manifest: Manifest, slabs: Mapping[str, memoryview]) -> None:
-            self.asked_count += 1
-            if not self.is_permitted:
-                raise StorageError("tenant acme may not write here: ask its owner", retryable=False)
-
-    clock, backend = ManualClock(), ForbiddenStorage()
+    clock, backend = ManualClock(), ScriptedStorage()
+    refusal = StorageError("tenant acme may not write here: ask its owner", retryable=False)
+    backend.before[Method.REGISTER] = raising(refusal)
     store = opened_store(backend, clock=clock)
     for _ in range(110):
         assert store.exists([label_of(1)]) == [Answer.UNAVAILABLE]
         clock.now_s += 1.0
-    assert backend.asked_count == 2
+    assert backend.calls.count(Method.REGISTER) == 2
     (said,) = caplog.records
     assert said.levelname == "ERROR"
     assert "tenant acme may not write here: ask its owner" in said.getMessage()
-    backend.is_permitted = True
+    backend.before.clear()
     clock.now_s += 60.0
     assert store.exists([label_of(1)]) == [Answer.MISS]
     store.close()
