@@ -537,7 +537,8 @@ class EngineStore:
             piece_bytes = AT_ONCE_BYTES_MAX
         if call.method is Method.GET and not is_here:
             call.memory = self._memory(call.identities)
-        call.cuts = cut_pages(pages, piece_bytes, parts_max)
+        # A write that nobody waits for is not cut to be faster: small pieces cost more in all.
+        call.cuts = cut_pages(pages, piece_bytes, parts_max if is_here or call.method is Method.GET else 1)
         return max(parts_max, 1)
 
     def _begin(self, call: EngineCall, parts_max: int, *, is_here: bool = False) -> None:
