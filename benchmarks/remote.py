@@ -35,9 +35,9 @@ from benchmarks.measure import Comparison, Figure, Spread, Subject, interleaved,
 from benchmarks.plan import BenchmarkPlan
 from benchmarks.remote_server import BARE_GET, BARE_PUT, TCP_GET, TCP_PUT, ListeningPorts, serve
 from unified_cache.components import Full
-from unified_cache.core.byte_sizes import PART_BYTES
 from unified_cache.core.pool import Identity, ModelLayout, PoolSpec
 from unified_cache.core.seal import HEADER_BYTES, Label, seal_buffers
+from unified_cache.core.sizes import PART_BYTES
 from unified_cache.service.operations.process import keep_freed_memory
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO

@@ -10,8 +10,8 @@ from multiprocessing.connection import Connection
 
 import grpc
 
-from unified_cache.core.byte_sizes import PART_BYTES
 from unified_cache.core.settings.service import QuotaSettings, Role
+from unified_cache.core.sizes import PART_BYTES
 from unified_cache.service.access.callers import AuditEntry, Caller
 from unified_cache.service.access.fairness import FairScheduler
 from unified_cache.service.access.gate import Authenticator, CallTimeouts, ServiceGate

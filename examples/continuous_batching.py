@@ -30,9 +30,8 @@ import numpy as np
 from unified_cache import CacheConfig, Identity, Retention, UnifiedCache, open_storage
 from unified_cache.core.errors import ConfigError, InputError, StateError
 from unified_cache.core.extras import needs_extra
-from unified_cache.core.hits import Hits
 from unified_cache.core.page import DEFAULT_NAMESPACE, Namespace
-from unified_cache.core.pool import Slots
+from unified_cache.core.pool import Hits, Slots
 from unified_cache.forward import ForwardBatch, ForwardMode, LayerKind, SwaTranslation, init_metadata, write_locs
 from unified_cache.integrations.transformers import DevicePages, KeptState, greedy
 from unified_cache.testing.tiny_models import TINY_MODELS, tiny_model

@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection
 from tempfile import TemporaryDirectory
 
 from unified_cache import CacheConfig, Identity, UnifiedCache, open_storage
-from unified_cache.core.hits import Hits
+from unified_cache.core.pool import Hits
 from unified_cache.integrations.transformers import KeptState, PrefixCachedModel
 from unified_cache.testing.tiny_models import tiny_model
 

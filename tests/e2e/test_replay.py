@@ -9,7 +9,7 @@ import pytest
 from tests.sources import ROOT
 from tests.support.replays import PageSettings
 from unified_cache.core.errors import ConfigError, StorageError
-from unified_cache.core.hits import Hits
+from unified_cache.core.pool import Hits
 from unified_cache.core.seal import HEADER_BYTES, Label, seal
 from unified_cache.sizing.replay.engine import OracleEngine
 from unified_cache.sizing.replay.plan import SEAL_BYTES, ReplayPlan

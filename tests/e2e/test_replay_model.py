@@ -10,7 +10,7 @@ import pytest
 from tests.e2e.test_replay import TRACE, conversations, run
 from unified_cache.components.layouts import size_preset
 from unified_cache.core.config import Retention
-from unified_cache.core.tier_sizes import SizedTiers, prompt_bytes
+from unified_cache.core.sizes import SizedTiers, prompt_bytes
 from unified_cache.sizing.replay.engine import OracleEngine
 from unified_cache.sizing.replay.plan import ReplayPlan
 from unified_cache.sizing.replay.player import Player

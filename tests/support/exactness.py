@@ -22,7 +22,7 @@ from tests.support.budget import examples
 from unified_cache import CacheConfig, Identity, Retention, UnifiedCache, open_storage
 from unified_cache.controller import Workers
 from unified_cache.core.config import WritePolicy
-from unified_cache.core.hits import Hits
+from unified_cache.core.pool import Hits
 from unified_cache.integrations.transformers import KeptState, PrefixCachedModel, Sequence, Stage
 from unified_cache.integrations.transformers.pages import logits_of
 from unified_cache.testing.tiny_models import TINY_MODELS, VOCABULARY, tiny_model

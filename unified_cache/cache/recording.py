@@ -23,9 +23,8 @@ from pathlib import Path
 from queue import SimpleQueue
 
 from unified_cache.core.errors import ConfigError
-from unified_cache.core.hits import Hits
 from unified_cache.core.page import PageKey, Prompt
-from unified_cache.core.pool import ModelLayout
+from unified_cache.core.pool import Hits, ModelLayout
 from unified_cache.tree import Lock
 
 __all__ = ["TraceRecorder"]

@@ -11,9 +11,8 @@ import numpy as np
 from unified_cache.cache.calls import RequestCalls
 from unified_cache.controller import NotStarted, Operation, OperationState, TransferKind
 from unified_cache.core.errors import ClosedError, InputError, StateError, check_kind
-from unified_cache.core.hits import Hits
 from unified_cache.core.page import Prompt
-from unified_cache.core.pool import Slots
+from unified_cache.core.pool import Hits, Slots
 from unified_cache.core.window import SPAN_ALL
 from unified_cache.tree import Lock
 

@@ -12,8 +12,7 @@ from unified_cache.controller.duplicates import DuplicateCounts
 from unified_cache.controller.ledger import Ledger
 from unified_cache.controller.operation import Traffic
 from unified_cache.core.config import CacheConfig, WritePolicy
-from unified_cache.core.hits import Hits
-from unified_cache.core.pool import Tier
+from unified_cache.core.pool import Hits, Tier
 from unified_cache.storage_backends.common.breaker import BreakerState
 from unified_cache.storage_backends.protocol import Answer
 from unified_cache.storage_backends.wrappers.layer import Method

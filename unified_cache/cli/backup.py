@@ -24,9 +24,9 @@ from unified_cache.cli.progress import objects_watched
 from unified_cache.cli.storage import finding_as_json, print_findings
 from unified_cache.cli.text import console_on
 from unified_cache.cli.tool_calls import open_in_time_to_write, open_pages_in_time
-from unified_cache.core.byte_sizes import size_text
 from unified_cache.core.errors import CacheError, ConfigError, without_secrets
 from unified_cache.core.page import Namespace
+from unified_cache.core.sizes import size_text
 from unified_cache.storage_backends.memory import KeysOnlyStorage
 from unified_cache.storage_backends.offline.copying import (
     CopyPlan,

@@ -18,8 +18,8 @@ from unified_cache.cli.options import JsonOptions
 from unified_cache.cli.progress import watched
 from unified_cache.cli.text import console_on
 from unified_cache.cli.tool_calls import open_in_time_to_write
-from unified_cache.core.byte_sizes import parse_bytes
 from unified_cache.core.errors import CacheError, ConfigError, without_secrets
+from unified_cache.core.sizes import parse_bytes
 from unified_cache.storage_backends.offline.listing import listed
 from unified_cache.storage_backends.offline.stores import open_to_write
 from unified_cache.storage_backends.protocol import Store

@@ -20,8 +20,8 @@ from unified_cache.components.layouts import (
     size_hf_config,
     size_preset,
 )
-from unified_cache.core.byte_sizes import size_text
 from unified_cache.core.errors import LayoutError, did_you_mean
+from unified_cache.core.sizes import size_text
 from unified_cache.core.window import SPAN_ALL
 
 LAYOUT_EPILOG = """**Examples**

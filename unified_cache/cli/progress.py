@@ -15,7 +15,7 @@ from typing import Generic, TextIO, TypeVar
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from unified_cache.core.byte_sizes import size_text
+from unified_cache.core.sizes import size_text
 from unified_cache.sizing.replay.trace import OnProgress, TraceRequest, read_trace
 
 Callback = TypeVar("Callback")

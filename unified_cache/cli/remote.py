@@ -14,8 +14,8 @@ import typer
 
 from unified_cache.cli.options import JsonOptions
 from unified_cache.cli.text import console_on, example
-from unified_cache.core.byte_sizes import size_text
 from unified_cache.core.extras import import_with_extra
+from unified_cache.core.sizes import size_text
 from unified_cache.proto import service_pb2 as pb
 from unified_cache.proto.wire import Call
 

@@ -22,10 +22,10 @@ from unified_cache.cli.options import (
 )
 from unified_cache.cli.progress import read_watched, watched
 from unified_cache.cli.report_page import page_writer, print_page
-from unified_cache.core.byte_sizes import parse_bytes
 from unified_cache.core.config import Retention
 from unified_cache.core.errors import CacheError, ConfigError
 from unified_cache.core.extras import import_with_extra
+from unified_cache.core.sizes import parse_bytes
 from unified_cache.sizing.replay.plan import DEVICE_BYTES, DEVICE_PAGES, HOST_BYTES, HOST_PAGES, ReplayPlan
 from unified_cache.sizing.replay.report import page_of
 from unified_cache.sizing.replay.trace import BLOCK_TOKENS

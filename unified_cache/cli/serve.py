@@ -16,12 +16,12 @@ import typer
 
 from unified_cache.cli.options import JsonOptions
 from unified_cache.cli.text import example
-from unified_cache.core.byte_sizes import size_text
 from unified_cache.core.drain import Drain, signals_drain
 from unified_cache.core.errors import CacheError, without_secrets
 from unified_cache.core.extras import import_with_extra
 from unified_cache.core.settings.loading import FILE_NAME, read_settings
 from unified_cache.core.settings.service import Role, ServiceSettings
+from unified_cache.core.sizes import size_text
 from unified_cache.storage_backends.url import split_choice
 
 SERVE_EPILOG = """**Examples**

@@ -18,9 +18,9 @@ from unified_cache.cli.options import IdentityOption, JsonOptions, StoreArgument
 from unified_cache.cli.progress import objects_watched
 from unified_cache.cli.text import LineConsole, console_on, example
 from unified_cache.cli.tool_calls import open_in_time_to_change, open_in_time_to_read
-from unified_cache.core.byte_sizes import parse_bytes, size_text
 from unified_cache.core.errors import CacheError, ConfigError, without_secrets
 from unified_cache.core.pool import Component, ModelLayout
+from unified_cache.core.sizes import parse_bytes, size_text
 from unified_cache.core.window import SPAN_ALL, SPAN_UNKNOWN
 from unified_cache.storage_backends.offline.listing import (
     FlawedObject,

@@ -36,7 +36,7 @@ from unified_cache.controller.storage_tier import UsedPages
 from unified_cache.core.errors import RankLostError
 from unified_cache.core.page import Prompt
 from unified_cache.core.pool import PageCopies, PageNumbers, Pages, Slots, Tier, all_pages, numbers_of
-from unified_cache.core.tier_sizes import prompt_bytes
+from unified_cache.core.sizes import prompt_bytes
 from unified_cache.core.window import restorable_ends, window
 from unified_cache.storage_backends.protocol import Answer, Level
 from unified_cache.tree import Match

@@ -14,9 +14,8 @@ from unified_cache.controller.memory import PageMemory
 from unified_cache.controller.page_changes import PageChanges
 from unified_cache.core.config import EvictionConfig
 from unified_cache.core.errors import ConfigError, InputError, SlotError
-from unified_cache.core.hits import Hits
 from unified_cache.core.page import Prompt
-from unified_cache.core.pool import ModelLayout, PageCopies, Pages, Slots, Tier, no_slots, numbers_of
+from unified_cache.core.pool import Hits, ModelLayout, PageCopies, Pages, Slots, Tier, no_slots, numbers_of
 from unified_cache.core.slots import PairedAllocator, SlotAllocator, StoredSlots
 from unified_cache.core.window import last_end, restorable_ends, window
 from unified_cache.storage_backends.protocol import Store

@@ -13,9 +13,9 @@ import numpy.typing as npt
 from unified_cache.core.config import CacheConfig
 from unified_cache.core.errors import ConfigError, LayoutError, check_each, check_kind
 from unified_cache.core.extras import needs_extra
-from unified_cache.core.host_memory import check_available
 from unified_cache.core.pool import Identity, ModelLayout, PoolSpec, Slots, Tier, dtype_name
 from unified_cache.core.seal import HEADER_BYTES, Label, seal
+from unified_cache.core.sizes import check_available
 
 with needs_extra("engine", "unified_cache.controller.memory"):
     import torch

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from unified_cache.core.byte_sizes import PART_BYTES
 from unified_cache.core.settings.service import LimitSettings
+from unified_cache.core.sizes import PART_BYTES
 
 MESSAGE_BYTES_MAX = 4 << 20
 """Largest message that is received: gRPC's own default, and a part with what is around it fits."""

@@ -14,11 +14,11 @@ import grpc
 from grpc_health.v1 import health  # type: ignore[import-untyped]
 from prometheus_client import CollectorRegistry
 
-from unified_cache.core.byte_sizes import size_text
 from unified_cache.core.drain import Drain
 from unified_cache.core.errors import ConfigError
 from unified_cache.core.settings.addresses import ListenAddress
 from unified_cache.core.settings.service import Role, ServiceSettings
+from unified_cache.core.sizes import size_text
 from unified_cache.observe.live.listener import MetricsListener
 from unified_cache.proto.wire import SERVICE
 from unified_cache.service.access.callers import Caller

@@ -26,9 +26,9 @@ from importlib import import_module
 from typing import cast
 
 from unified_cache import storage_backends
-from unified_cache.core.byte_sizes import parse_bytes
 from unified_cache.core.errors import ConfigError, StorageError, did_you_mean, without_secrets
 from unified_cache.core.extras import import_with_extra
+from unified_cache.core.sizes import parse_bytes
 from unified_cache.storage_backends.protocol import Store
 from unified_cache.storage_backends.wrappers.coded import coded
 from unified_cache.storage_backends.wrappers.page_coding import CodingChoice, PageCoder

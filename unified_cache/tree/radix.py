@@ -20,9 +20,8 @@ import numpy.typing as npt
 
 from unified_cache.core.config import EvictionConfig
 from unified_cache.core.errors import ConfigError, InputError, LockError, SlotError, StaleMatchError, check_kind
-from unified_cache.core.hits import Hits
 from unified_cache.core.page import NO_MEDIA, TOKEN_BYTES, PageMedia, Prompt, media_between
-from unified_cache.core.pool import Component, Slots, Tier, no_slots, numbers_of
+from unified_cache.core.pool import Component, Hits, Slots, Tier, no_slots, numbers_of
 from unified_cache.core.slots import MapChange
 from unified_cache.core.window import window
 from unified_cache.tree.eviction_queues import EvictionQueues

@@ -10,10 +10,10 @@ from tests.support.cache import IDENTITY, ToyEngine, toy_layout
 from tests.support.operations import PAGE, SPANS
 from unified_cache.cache.cache import UnifiedCache
 from unified_cache.controller import InlineWorkers
-from unified_cache.core import host_memory
+from unified_cache.core import sizes
 from unified_cache.core.config import CacheConfig
 from unified_cache.core.errors import ConfigError
-from unified_cache.core.host_memory import available_bytes, check_available, memory_bytes
+from unified_cache.core.sizes import available_bytes, check_available, memory_bytes
 
 GIB = 1 << 30
 MACHINE = {"proc/meminfo": f"MemTotal: {64 << 20} kB\nMemAvailable: {2 << 20} kB\n"}
@@ -65,7 +65,7 @@ def test_a_cache_whose_host_tier_does_not_fit_is_refused_before_a_page_of_it_is_
 ) -> None:
     toy = ToyEngine(toy_layout(SPANS, PAGE), (12, 8), (12, 8), None, InlineWorkers())
     pools = list(toy.pools.values())
-    monkeypatch.setattr(host_memory, "available_bytes", lambda _: 3 * GIB // 4)
+    monkeypatch.setattr(sizes, "available_bytes", lambda _: 3 * GIB // 4)
     monkeypatch.setattr(torch, "zeros", lambda *_, **__: pytest.fail("memory was touched"))
     pages = 2 * GIB // toy.layout.page_bytes
     with pytest.raises(ConfigError, match=r"the pages of the host tier need .* found 768.0 MiB available"):

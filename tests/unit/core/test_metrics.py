@@ -13,8 +13,7 @@ from tests.support.operations import Stepped, engine, filled, over, serve, start
 from tests.support.store_calls import ScriptedStorage
 from unified_cache.cache.stats import LookupCounts
 from unified_cache.controller import NotStarted, TransferKind
-from unified_cache.core.hits import Hits
-from unified_cache.core.pool import Tier
+from unified_cache.core.pool import Hits, Tier
 from unified_cache.observe.metrics import CacheCollector
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer

@@ -17,9 +17,8 @@ from unified_cache.cache.request import Request
 from unified_cache.controller import InlineWorkers, TransferKind
 from unified_cache.core.config import EvictionConfig, EvictionPolicy
 from unified_cache.core.errors import InputError, StateError
-from unified_cache.core.hits import Hits
 from unified_cache.core.page import Namespace, Prompt
-from unified_cache.core.pool import ModelLayout, Tier
+from unified_cache.core.pool import Hits, ModelLayout, Tier
 from unified_cache.core.window import SPAN_ALL
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.wrappers.layer import Method

@@ -21,7 +21,7 @@ from unified_cache.core.config import CacheConfig, WritePolicy
 from unified_cache.core.page import Prompt
 from unified_cache.core.pool import Identity, ModelLayout, PoolSpec, Tier
 from unified_cache.core.seal import HEADER_BYTES, Label
-from unified_cache.core.tier_sizes import prompt_bytes
+from unified_cache.core.sizes import prompt_bytes
 from unified_cache.core.window import window
 from unified_cache.sizing.replay.engine import OracleEngine
 from unified_cache.storage_backends.memory import KeysOnlyStorage, MemoryStorage

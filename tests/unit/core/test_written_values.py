@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unified_cache.core.byte_sizes import bytes_literal, bytes_text, parse_bytes
 from unified_cache.core.errors import ConfigError
 from unified_cache.core.files import parse_json, parse_toml
+from unified_cache.core.sizes import bytes_literal, bytes_text, parse_bytes
 
 
 @pytest.mark.parametrize("nested", ["[" * 100_000, '{"a":' * 100_000])

@@ -52,9 +52,8 @@ from tests.support.exactness import (
 from unified_cache.cache.cache import UnifiedCache
 from unified_cache.core.config import CacheConfig, WritePolicy
 from unified_cache.core.errors import ConfigError, InputError, LayoutError, StateError, TokenError
-from unified_cache.core.hits import Hits
 from unified_cache.core.page import MediaItem, Namespace
-from unified_cache.core.pool import Slots
+from unified_cache.core.pool import Hits, Slots
 from unified_cache.core.window import window
 from unified_cache.integrations.transformers import (
     KeptState,

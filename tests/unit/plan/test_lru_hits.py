@@ -11,7 +11,7 @@ from tests.unit.plan.traces import conversations
 from unified_cache.components.layouts import size_preset
 from unified_cache.core.config import Retention
 from unified_cache.core.errors import ConfigError, TraceError
-from unified_cache.core.hits import Hits
+from unified_cache.core.pool import Hits
 from unified_cache.core.seal import HEADER_BYTES
 from unified_cache.sizing.plan.clairvoyant import FutureUses
 from unified_cache.sizing.plan.resume_points import NEVER

@@ -10,8 +10,8 @@ import pytest
 from unified_cache.cache import recording
 from unified_cache.cache.recording import SALT_BYTES, RecorderCounts, RequestRecord, TraceRecorder, page_names
 from unified_cache.core.errors import ConfigError
-from unified_cache.core.hits import Hits
 from unified_cache.core.page import Namespace, Prompt
+from unified_cache.core.pool import Hits
 from unified_cache.sizing.replay.trace import read_trace
 
 PAGE_SIZE = 4

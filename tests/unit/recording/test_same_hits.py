@@ -11,9 +11,8 @@ from tests.support.live import plan_of_a_small_replay, trace_of
 from tests.support.operations import present
 from unified_cache.cache.recording import TraceRecorder
 from unified_cache.components.kinds import Full, SlidingWindow
-from unified_cache.core.hits import Hits
 from unified_cache.core.page import Prompt
-from unified_cache.core.pool import ModelLayout, PoolSpec
+from unified_cache.core.pool import Hits, ModelLayout, PoolSpec
 from unified_cache.sizing.replay.plan import ReplayPlan
 from unified_cache.sizing.replay.player import Player
 from unified_cache.sizing.replay.trace import TraceRequest, read_trace

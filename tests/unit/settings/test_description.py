@@ -14,7 +14,7 @@ from unified_cache.core.pool import Tier
 from unified_cache.core.settings.cache import EmbeddedSettings
 from unified_cache.core.settings.describe import settings_of
 from unified_cache.core.settings.loading import SECTIONS
-from unified_cache.core.tier_sizes import SizedTiers, prompt_bytes
+from unified_cache.core.sizes import SizedTiers, prompt_bytes
 
 TWO_COMPONENTS = ModelLayout(16, (Full((PoolSpec("kv", 4096),)), SlidingWindow(64, 16, (PoolSpec("swa", 1024),))))
 GUIDE = DOCUMENT.read_text(encoding="utf-8")

@@ -28,7 +28,7 @@ from unified_cache.core.settings.section import (
     StoreUrl,
     listed,
 )
-from unified_cache.core.tier_sizes import SizedTiers
+from unified_cache.core.sizes import SizedTiers
 
 NO_STORE = "none"
 """In the place of a URL: a variable takes away the store that a file names."""

@@ -8,8 +8,8 @@ from typing import TypeVar, get_args, get_origin
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from unified_cache.core.byte_sizes import bytes_literal
 from unified_cache.core.settings.section import Section
+from unified_cache.core.sizes import bytes_literal
 
 ANY_NAME = "NAME"
 """Placeholder of a name that the user chooses, such as that of a tenant."""

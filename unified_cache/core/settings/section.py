@@ -8,9 +8,9 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
-from unified_cache.core.byte_sizes import parse_bytes
 from unified_cache.core.errors import ConfigError, without_secrets
 from unified_cache.core.files import expanded
+from unified_cache.core.sizes import parse_bytes
 
 TENANT_PATTERN = r"^[a-z0-9][a-z0-9._-]{0,63}$"
 """Names that tenants may have."""

@@ -22,7 +22,6 @@ from threading import Condition, get_ident
 from traceback import format_exception
 from types import TracebackType
 
-from unified_cache.core.byte_sizes import parse_bytes
 from unified_cache.core.errors import (
     CacheError,
     ConfigError,
@@ -32,6 +31,7 @@ from unified_cache.core.errors import (
 )
 from unified_cache.core.pool import Identity, ModelLayout
 from unified_cache.core.seal import HEADER_BYTES, Label
+from unified_cache.core.sizes import parse_bytes
 from unified_cache.integrations.engine_store.away import OpenedStore, Registrations
 from unified_cache.integrations.engine_store.buffers import BounceBuffer, BounceMemory
 from unified_cache.integrations.engine_store.calls import (

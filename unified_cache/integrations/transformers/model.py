@@ -10,8 +10,8 @@ from transformers import PreTrainedModel
 
 from unified_cache.cache.cache import UnifiedCache
 from unified_cache.core.errors import ConfigError, InputError
-from unified_cache.core.hits import Hits
 from unified_cache.core.page import DEFAULT_NAMESPACE, Namespace, TokensLike, encode_tokens
+from unified_cache.core.pool import Hits
 from unified_cache.integrations.transformers.pages import DevicePages
 from unified_cache.integrations.transformers.sequence import NO_EMBEDDED, EmbeddedMedia, Sequence, Stage
 

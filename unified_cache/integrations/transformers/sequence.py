@@ -16,8 +16,8 @@ from unified_cache.cache.cache import UnifiedCache
 from unified_cache.cache.request import Request
 from unified_cache.controller import TransferKind
 from unified_cache.core.errors import InputError, StateError
-from unified_cache.core.hits import Hits
 from unified_cache.core.page import MediaItem, Namespace
+from unified_cache.core.pool import Hits
 from unified_cache.integrations.transformers.pages import DevicePages
 
 EmbeddedMedia: TypeAlias = Mapping[MediaItem, Callable[[], torch.Tensor]]

@@ -10,9 +10,9 @@ from threading import Event, Lock
 import grpc
 import numpy as np
 
-from unified_cache.core.byte_sizes import size_text
 from unified_cache.core.errors import ClosedError, InputError, StorageError, StorageFullError
 from unified_cache.core.seal import HEADER_BYTES, Label, relabelled
+from unified_cache.core.sizes import size_text
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.proto.wire import RETRY_AFTER
 from unified_cache.service.access.callers import Observer, Refused

@@ -13,10 +13,9 @@ from itertools import pairwise
 
 import numpy as np
 
-from unified_cache.core.byte_sizes import bytes_text
 from unified_cache.core.errors import ConfigError
-from unified_cache.core.hits import Hits
-from unified_cache.core.tier_sizes import component_bytes
+from unified_cache.core.pool import Hits
+from unified_cache.core.sizes import bytes_text, component_bytes
 from unified_cache.sizing.plan.clairvoyant import FutureUses
 from unified_cache.sizing.plan.costs import Costs, PricedSystem
 from unified_cache.sizing.plan.hardware import Hardware

@@ -1,6 +1,6 @@
 """A plan for people: what to buy, the curve of each tier as a table and drawn, hits over host memory and storage."""
 
-from unified_cache.core.byte_sizes import bytes_text, size_text
+from unified_cache.core.sizes import bytes_text, size_text
 from unified_cache.sizing.plan.hardware import GIB
 from unified_cache.sizing.plan.planner import PlanResult
 from unified_cache.sizing.plan.sweep import TIERS

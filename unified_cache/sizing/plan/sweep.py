@@ -6,9 +6,9 @@ from dataclasses import asdict, dataclass, replace
 from itertools import product
 
 from unified_cache.components.layouts import SizedLayout
-from unified_cache.core.byte_sizes import parse_bytes
 from unified_cache.core.config import Retention
 from unified_cache.core.errors import ConfigError
+from unified_cache.core.sizes import parse_bytes
 from unified_cache.sizing.replay.plan import ReplayPlan
 
 TIERS = ("device", "host", "storage")

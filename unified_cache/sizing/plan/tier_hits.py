@@ -7,8 +7,8 @@ import numpy as np
 import numpy.typing as npt
 
 from unified_cache.core.errors import ConfigError
-from unified_cache.core.hits import Hits
-from unified_cache.core.tier_sizes import component_bytes
+from unified_cache.core.pool import Hits
+from unified_cache.core.sizes import component_bytes
 from unified_cache.sizing.plan.lru_stack import LruStack
 from unified_cache.sizing.plan.resume_points import NEVER, ResumePoints, StoreFootprint
 from unified_cache.sizing.plan.trace_pages import Counts, TracePages

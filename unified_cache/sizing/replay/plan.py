@@ -5,13 +5,11 @@ from dataclasses import asdict, dataclass, replace
 
 from unified_cache.components import Full
 from unified_cache.components.layouts import SizedLayout
-from unified_cache.core.byte_sizes import bytes_text
 from unified_cache.core.config import CacheConfig, Retention, WritePolicy
 from unified_cache.core.errors import ConfigError, without_secrets
-from unified_cache.core.host_memory import available_bytes
 from unified_cache.core.pool import Component, ModelLayout, PoolSpec
 from unified_cache.core.seal import HEADER_BYTES
-from unified_cache.core.tier_sizes import SizedTiers, prompt_bytes
+from unified_cache.core.sizes import SizedTiers, available_bytes, bytes_text, prompt_bytes
 from unified_cache.sizing.replay.trace import BLOCK_TOKENS, TraceRequest
 
 DEVICE_PAGES = 2_000

@@ -10,9 +10,8 @@ from unified_cache.cache.cache import UnifiedCache
 from unified_cache.controller import InlineWorkers, NotStarted, Operation, TransferKind
 from unified_cache.controller.memory import NoBytes
 from unified_cache.core.config import WritePolicy
-from unified_cache.core.hits import Hits
 from unified_cache.core.page import Prompt
-from unified_cache.core.pool import Identity
+from unified_cache.core.pool import Hits, Identity
 from unified_cache.core.window import window
 from unified_cache.sizing.replay.engine import OracleEngine
 from unified_cache.sizing.replay.missed import MissedTokens, missed_tokens

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from itertools import accumulate
 
-from unified_cache.core.byte_sizes import bytes_text
+from unified_cache.core.sizes import bytes_text
 from unified_cache.sizing.replay.result import ReplayResult
 from unified_cache.sizing.replay.trace import BLOCK_TOKENS
 from unified_cache.sizing.report.charts import BandChart, Series, series_of

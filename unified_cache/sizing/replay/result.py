@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from unified_cache.core.hits import Hits
+from unified_cache.core.pool import Hits
 from unified_cache.sizing.replay.missed import ComponentMiss
 from unified_cache.sizing.replay.plan import ReplayPlan
 

@@ -14,11 +14,8 @@ from importlib.metadata import version
 
 import torch
 
-from unified_cache.core.byte_sizes import bytes_text
-from unified_cache.core.hits import Hits
-from unified_cache.core.host_memory import memory_bytes
-from unified_cache.core.pool import Tier
-from unified_cache.core.tier_sizes import component_bytes
+from unified_cache.core.pool import Hits, Tier
+from unified_cache.core.sizes import bytes_text, component_bytes, memory_bytes
 from unified_cache.sizing.replay.missed import MissedTokens
 from unified_cache.sizing.replay.plan import ReplayPlan
 from unified_cache.sizing.replay.player import Player

@@ -20,10 +20,10 @@ from pathlib import Path
 from threading import Lock
 from typing import ClassVar, NamedTuple, Self, TypeVar
 
-from unified_cache.core.byte_sizes import bytes_text, parse_bytes
 from unified_cache.core.errors import ConfigError, StorageError, StorageFullError
 from unified_cache.core.files import expanded
 from unified_cache.core.seal import Label
+from unified_cache.core.sizes import bytes_text, parse_bytes
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.storage_backends.common.calls import CallsInFlight
 from unified_cache.storage_backends.common.names import check_label

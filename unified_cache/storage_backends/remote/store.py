@@ -22,10 +22,10 @@ import grpc
 from google.protobuf.message import Message
 from xxhash import xxh3_64_intdigest
 
-from unified_cache.core.byte_sizes import PART_BYTES
 from unified_cache.core.errors import ConfigError, InputError, StorageError
 from unified_cache.core.page import PageKey
 from unified_cache.core.seal import Label
+from unified_cache.core.sizes import PART_BYTES
 from unified_cache.proto import service_pb2 as pb
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.proto.wire import Call, decoded, labels_in, named_runs, parsed, parts_of
