@@ -106,6 +106,15 @@ def test_prompts_share_the_text_before_a_picture_and_nothing_behind_another_one(
     check(tree, [])
 
 
+def test_an_insert_from_within_a_node_fills_its_tombstones_and_no_page_that_is_held() -> None:
+    tree, prompt = RadixTree(toy_components(WINDOW), 1), Prompt.of([1, 2, 3, 4], 1)
+    tree.insert(prompt, 0, [slots(1, 2, 3, 4), slots(-1, -1, -1, 4)], Tier.DEVICE)
+    inserted = tree.insert(prompt, 2, [slots(5, 6), slots(7, 8)], Tier.DEVICE)
+    assert [given.tolist() for given in inserted.duplicates] == [[5, 6], [8]]
+    assert tree.match(prompt).slots(Tier.DEVICE, 1, 0, 4).tolist() == [-1, -1, 7, 4]
+    check(tree, [])
+
+
 def test_a_parent_is_as_recent_as_the_child_that_left_it() -> None:
     toy = Toy()
     toy.insert(1)
