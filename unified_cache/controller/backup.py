@@ -19,7 +19,7 @@ the policy backs up everything, pages that the device evicts before are copied t
 
 import logging
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing
+from contextlib import closing
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,7 +28,7 @@ import numpy.typing as npt
 from unified_cache.controller import LeftOut, Operation, PageTally, StorageTier, TransferKind
 from unified_cache.controller.controller import run_job
 from unified_cache.controller.jobs import BackupJob, ClearJob, StoreJob, batch_pages
-from unified_cache.controller.ledger import Ledger, TierTransfer
+from unified_cache.controller.ledger import Ledger
 from unified_cache.controller.memory import PageMemory
 from unified_cache.controller.operation import Job, TrafficCounts
 from unified_cache.controller.ranks import RankGroup, held_by_all, true_for_all
@@ -40,6 +40,7 @@ from unified_cache.core.sizes import prompt_bytes
 from unified_cache.core.window import restorable_ends, window
 from unified_cache.storage_backends.protocol import Answer, Level
 from unified_cache.tree import Match
+from unified_cache.tree.transfer import Transfer
 
 HINT_PARTS = 32
 """A page in use is hinted to storage once per ``host_bytes / HINT_PARTS`` bytes stored."""
@@ -49,8 +50,6 @@ _UNTRIED = 1
 _FIRST_REASON = 2
 
 logger = logging.getLogger(__name__)
-
-Moving = AbstractContextManager[TierTransfer | None]
 
 JobSteps = Generator[Job, Operation, int]
 """Steps that wait for jobs of their own alone."""
@@ -178,13 +177,13 @@ class Backups:
         """
         found = self._ledger.tree.match(prompt)
         run = BackupRun(self._request(found), tally, storage, level, puts_again=storage is not None)
-        return (yield from self._back_up(run, found, self._ledger.tree.match, self._moving))
+        return (yield from self._back_up(run, found, self._ledger.tree.match))
 
     def write(self, request: BackupRequest, storage: StorageTier | None, tally: PageTally) -> JobSteps:
         """Back up pages for a write policy: storage is given only what it is not known to have."""
         run = BackupRun(request, tally, storage, Level.CACHED, puts_again=False)
         found = self._ledger.tree.peek(request.prompt)
-        return (yield from self._back_up(run, found, self._ledger.tree.peek, self._moving))
+        return (yield from self._back_up(run, found, self._ledger.tree.peek))
 
     def request_of(self, prompt: Prompt) -> BackupRequest:
         """Return a request for what memory has of a prompt."""
@@ -221,7 +220,7 @@ class Backups:
         found = tree.peek(prompt)
         run = BackupRun(self._request(found), PageTally(), None, Level.CACHED, puts_again=False)
         try:
-            with closing(self._back_up(run, found, tree.peek, self._ledger.saving)) as steps:
+            with closing(self._back_up(run, found, tree.peek, at_once=True)) as steps:
                 for job in steps:
                     error = run_job(job)
                     if not self._ranks.agree(np.array([error is None], np.bool_))[0]:
@@ -230,11 +229,8 @@ class Backups:
         except RankLostError as error:
             logger.warning("pages are evicted that could not be copied to the host: %s", error)
 
-    def _moving(self, found: Match, end: int) -> Moving:
-        return self._ledger.moving(found, end, Tier.DEVICE, Tier.HOST)
-
     def _back_up(
-        self, run: BackupRun, found: Match, look: Callable[[Prompt], Match], begin: Callable[[Match, int], Moving]
+        self, run: BackupRun, found: Match, look: Callable[[Prompt], Match], *, at_once: bool = False
     ) -> JobSteps:
         """Copy and put what is needed at each end of ``found``, the longest first, then the rest; return pages."""
         ledger, request = self._ledger, run.request
@@ -250,13 +246,14 @@ class Backups:
                 found = look(prompt.head(end))
                 if found.host_end != end or found.full_end(Tier.HOST) < end:
                     continue
-            with begin(found, end) as held:
+            with ledger.moving(found, end, Tier.DEVICE, Tier.HOST, at_once=at_once) as held:
                 moving = held_by_all(self._ranks, held)
                 if moving is None:
                     continue
                 yield from self._copy(run, moving)
                 if run.storage is not None:
-                    yield from self._put_held(run, moving.held() if end == longest else moving.held()[1:])
+                    on_host = ledger.locked(moving.target)
+                    yield from self._put_held(run, on_host if end == longest else on_host[1:])
         reason = LeftOut.HOST_FULL
         if request.pages_count and self._exceeds_host(prompt.pages_count):
             if run.storage is None:
@@ -338,12 +335,12 @@ class Backups:
             ends.update([end for end in before if end not in ends][-1:])
         return sorted(ends - {longest}, reverse=True)
 
-    def _copy(self, run: BackupRun, moving: TierTransfer) -> Generator[Job, Operation, None]:
+    def _copy(self, run: BackupRun, moving: Transfer) -> Generator[Job, Operation, None]:
         """Copy and publish what moves; without storage it has arrived."""
         prompt, ledger = run.request.prompt, self._ledger
         if moving.parts:
             run.operation = yield BackupJob(self._memory, ledger.layout, self._owners, prompt, moving.parts)
-        published = moving.publish()
+        published = ledger.publish(moving)
         for part in published:
             if run.storage is None:
                 run.tally.arrived += run.request.take_off(part.component, part.pages)

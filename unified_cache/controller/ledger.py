@@ -5,7 +5,7 @@ allocates a slot.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 
 import numpy as np
 import numpy.typing as npt
@@ -296,36 +296,30 @@ class Ledger:
         available = [self.available_pages(target, component) for component in range(len(self.layout.components))]
         return found.fitting_end(source, target, available)
 
-    def moving(
-        self, found: Match, end: int, source: Tier, target: Tier
-    ) -> "AbstractContextManager[TierTransfer | None]":
-        """Pin and allocate, in a ``with`` block, what makes ``end`` restorable on ``target``; None without room."""
-        return self._moving(Transfer.begin(self.tree, found, end, source, target), target, found.prompt)
-
-    def saving(self, found: Match, end: int) -> "AbstractContextManager[TierTransfer | None]":
-        """Pin and allocate as ``moving`` to the host, for a copy that cannot wait for others.
-
-        What another transfer is bringing there is copied too, since only what stands on a prefix can be published.
-        """
-        transfer = Transfer.begin(self.tree, found, end, Tier.DEVICE, Tier.HOST, at_once=True)
-        return self._moving(transfer, Tier.HOST, found.prompt)
-
     @contextmanager
-    def _moving(self, transfer: Transfer, target: Tier, prompt: Prompt) -> "Iterator[TierTransfer | None]":
+    def moving(
+        self, found: Match, end: int, source: Tier, target: Tier, *, at_once: bool = False
+    ) -> Iterator[Transfer | None]:
+        """Pin and allocate, in a ``with`` block, what makes ``end`` restorable on ``target``; None without room.
+
+        A copy that cannot wait for others is made ``at_once``: what another transfer is bringing there is copied too,
+        since only what stands on a prefix can be published.
+        """
+        transfer = Transfer.begin(self.tree, found, end, source, target, at_once=at_once)
         self.transfers.add(transfer)
         try:
             targets = self.allocate_all(target, [(wanted.component, len(wanted.pages)) for wanted in transfer.wanted])
             if targets is not None:
                 transfer.expect(targets)
-            yield None if targets is None else TierTransfer(self, transfer, prompt)
+            yield None if targets is None else transfer
         finally:
             self.transfers.discard(transfer)
             for component, slots in enumerate(transfer.release()):
                 if len(slots):
                     self.free(target, component, slots)
 
-    def publish(self, transfer: Transfer, prompt: Prompt) -> tuple[PageCopies, ...]:
-        """Publish what a transfer of a prompt brought; return what the tree took, and free the rest."""
+    def publish(self, transfer: Transfer) -> tuple[PageCopies, ...]:
+        """Publish what a transfer brought, and free the rest; return what the tree took, which stays pinned there."""
         published = transfer.publish()
         if self.paired is not None:
             self.paired.map.apply(published.map_changes)
@@ -341,7 +335,7 @@ class Ledger:
                 self._brought[tier][part.component][part.target] = np.maximum(on_host[part.source], FROM_HOST)
                 on_host[part.source] = 0
         if self.changes.is_watched:
-            self.changes.record_published(tier, prompt, published.taken)
+            self.changes.record_published(tier, transfer.prompt, published.taken)
         return published.taken
 
     @contextmanager
@@ -481,42 +475,6 @@ class Ledger:
                 self._allocators[tier_component // components][tier_component % components].drop(slots)
                 counts.append((tier_component, len(slots)))
         return counts
-
-
-class TierTransfer:
-    """A transfer under way between device and host."""
-
-    __slots__ = ("_ledger", "_prompt", "_transfer", "parts")
-
-    def __init__(self, ledger: Ledger, transfer: Transfer, prompt: Prompt) -> None:
-        self._ledger = ledger
-        self._transfer = transfer
-        self._prompt = prompt
-        self.parts = transfer.parts
-        """Pages to be copied."""
-
-    @property
-    def end(self) -> int:
-        """Pages of the prompt that can be resumed from on the target, once it is published."""
-        return self._transfer.end
-
-    def coming(self) -> tuple[Slots, ...]:
-        """Return by component the target slots of pages [window(end), end); -1 for what another transfer brings."""
-        lock = self._transfer.target
-        slots = tuple(lock.slots(number) for number in range(len(self._ledger.layout.components)))
-        starts = self._ledger.windows(lock.end)
-        for part in self.parts:
-            given, pages = slots[part.component], part.pages - starts[part.component]
-            given[pages] = np.where(given[pages] < 0, part.target, given[pages])
-        return slots
-
-    def publish(self) -> tuple[PageCopies, ...]:
-        """Publish the pages, which have arrived; return those the tree took. They stay pinned on the target."""
-        return self._ledger.publish(self._transfer, self._prompt)
-
-    def held(self) -> list[PageCopies]:
-        """Return by component the pages that are pinned and held on the target now, with their slots there."""
-        return self._ledger.locked(self._transfer.target)
 
 
 class Reservation:

@@ -32,7 +32,7 @@ import numpy as np
 
 from unified_cache.controller import LayerwiseLoad, LeftOut, PageTally, StorageTier, TransferKind
 from unified_cache.controller.jobs import BackupJob, CallSizes, FetchJob, LoadJob, ProbeJob, batch_pages
-from unified_cache.controller.ledger import Ledger, Reservation, TierTransfer
+from unified_cache.controller.ledger import Ledger, Reservation
 from unified_cache.controller.memory import PageMemory
 from unified_cache.controller.operation import Job, Operation, OperationState, Steps, TrafficCounts, WaitFor
 from unified_cache.controller.ranks import RankGroup, held_by_all, true_for_all
@@ -41,6 +41,7 @@ from unified_cache.core.page import PageKey, Prompt
 from unified_cache.core.pool import PageCopies, PageNumbers, Pages, Slots, Tier, all_pages, no_slots, numbers_of
 from unified_cache.core.window import last_end, needed_pages, restorable_ends, window, window_counts
 from unified_cache.tree import Match
+from unified_cache.tree.transfer import Transfer
 
 READS_MAX = 4
 """Times that one prefetch reads: again only where pages that storage said it had did not come, for what they leave."""
@@ -407,7 +408,7 @@ class Prefetches:
                 owners = fetch.storage.owners
                 yield BackupJob(self._memory, ledger.layout, owners, prompt, moving.parts, is_urgent=True)
             kind = TransferKind.LOAD if target is Tier.DEVICE else TransferKind.BACKUP
-            self._traffic.add(kind, moving.publish())
+            self._traffic.add(kind, ledger.publish(moving))
 
     # ---- read ------------------------------------------------------------------------------------------------
 
@@ -581,7 +582,7 @@ class Loads:
         self._memory = memory
         self._ranks = ranks
         self._traffic = traffic
-        self._under_way: dict[Job | None, tuple[TierTransfer, LoadJob]] = {}
+        self._under_way: dict[Job | None, tuple[Transfer, LoadJob]] = {}
         """By job: what loads under way bring."""
 
     def load(self, prompt: Prompt, tally: PageTally) -> Steps:
@@ -605,7 +606,7 @@ class Loads:
                 finally:
                     del self._under_way[job]
             tally.arrived = end - found.device_end
-            return self._traffic.add(TransferKind.LOAD, moving.publish())
+            return self._traffic.add(TransferKind.LOAD, self._ledger.publish(moving))
 
     def layerwise(self, operation: Operation) -> LayerwiseLoad | None:
         """Return the pages of a load under way by layer; None if it is over or another load brings part of it."""
@@ -615,4 +616,4 @@ class Loads:
         slots = moving.coming()
         if any((given < 0).any() for given in slots):
             return None
-        return LayerwiseLoad(operation, moving.end, slots, moving.parts, job.progress)
+        return LayerwiseLoad(operation, moving.target.end, slots, moving.parts, job.progress)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from unified_cache.core.page import Prompt
 from unified_cache.core.pool import PageCopies, Slots, Tier, all_pages, no_slots, numbers_of
 from unified_cache.core.slots import MapChange
 from unified_cache.core.window import window
@@ -40,6 +41,7 @@ class Transfer:
     """Pins of one transfer between device and host, from ``begin`` to ``release``."""
 
     tree: RadixTree
+    prompt: Prompt
     source: Lock
     target: Lock
     wanted: list[Wanted]
@@ -59,23 +61,27 @@ class Transfer:
         """
         source_lock = tree.lock(found, end, source)
         target_lock = tree.lock_node(source_lock.node, end, target)
-        begun = cls(tree, source_lock, target_lock, [], at_once)
+        begun = cls(tree, found.prompt, source_lock, target_lock, [], at_once)
         for component in range(tree.components_count):
             wanted = begun._missing(component)
             if wanted is not None:
                 begun.wanted.append(wanted)
         return begun
 
-    @property
-    def end(self) -> int:
-        """Pages of the prompt that are restorable on the target once the transfer is published."""
-        return self.target.end
+    def coming(self) -> tuple[Slots, ...]:
+        """Return by component the target slots of pages [window(end), end); -1 for what another transfer brings."""
+        slots = tuple(map(self.target.slots, range(self.tree.components_count)))
+        for part in self.parts:
+            given = slots[part.component]
+            pages = part.pages - window(self.target.end, self.tree.spans[part.component])
+            given[pages] = np.where(given[pages] < 0, part.target, given[pages])
+        return slots
 
     def _missing(self, component: int) -> Wanted | None:
         """Collect the pages of a window that the source holds and the target does not, nor, unless at once, expects."""
         on_source = self.tree.tier_component(self.source.tier, component)
         on_target = self.tree.tier_component(self.target.tier, component)
-        start = window(self.end, self.tree.spans[component])
+        start = window(self.target.end, self.tree.spans[component])
         pages: list[npt.NDArray[np.int64]] = []
         slots: list[Slots] = []
         at: Node | None = self.source.node

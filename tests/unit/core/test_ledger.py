@@ -140,9 +140,9 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     ends: list[int] = []
     begin = Transfer.begin
 
-    def noted(tree: RadixTree, found: Match, end: int, source: Tier, target: Tier) -> Transfer:
+    def noted(tree: RadixTree, found: Match, end: int, source: Tier, target: Tier, *, at_once: bool) -> Transfer:
         ends.append(end)
-        return begin(tree, found, end, source, target)
+        return begin(tree, found, end, source, target, at_once=at_once)
 
     monkeypatch.setattr(Transfer, "begin", noted)
     return ends

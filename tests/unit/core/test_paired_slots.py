@@ -228,13 +228,13 @@ def test_a_load_maps_new_slots_and_of_full_that_is_still_there_the_old_ones_r17(
     ledger.insert(prompt(3), 0, pool.allocate(3, 2), Tier.DEVICE)
     with ledger.moving(tree.match(prompt(3)), 3, Tier.DEVICE, Tier.HOST) as backup:
         assert backup is not None
-        backup.publish()
+        ledger.publish(backup)
     ledger.free_pages(pool.allocate(8 if full_goes_too else 5, 4))
     assert tree.match(prompt(3)).device_end == 0
     with ledger.moving(tree.match(prompt(3)), 3, Tier.HOST, Tier.DEVICE) as load:
         assert load is not None
         assert sorted(part.component for part in load.parts) == ([FULL, SWA] if full_goes_too else [SWA])
-        load.publish()
+        ledger.publish(load)
     found = tree.match(prompt(3))
     assert found.device_end == 3
     full, swa = (found.slots(Tier.DEVICE, component, 0, 3).tolist() for component in (FULL, SWA))
