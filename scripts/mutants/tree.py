@@ -22,7 +22,7 @@ TREE_MUTANTS = [
     ),
     Mutant(
         "a page written back loses its media",
-        "tree/victim.py",
+        "tree/transfer.py",
         "tokens, self.tree.page_size, media, root.namespace)",
         "tokens, self.tree.page_size, namespace=root.namespace)",
         tests=("tests/unit/core/test_backups.py",),

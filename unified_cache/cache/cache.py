@@ -8,8 +8,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import Self
 
 from unified_cache.cache.calls import RequestCalls, check_deadline
-from unified_cache.cache.explain.cached import explain
-from unified_cache.cache.explain.explanation import Explanation
+from unified_cache.cache.explain import Explanation, explain
 from unified_cache.cache.recording import RequestWatcher
 from unified_cache.cache.request import Request
 from unified_cache.cache.stats import Stats
@@ -26,8 +25,7 @@ from unified_cache.controller.copies.gpu import ComputeStreams
 from unified_cache.controller.memory import DevicePool, PageMemory, TieredMemory, check_dtype
 from unified_cache.controller.operation import Traffic
 from unified_cache.controller.ranks import LocalRanks, RankGroup, check_configuration, pools_to_store, together
-from unified_cache.controller.storage_tier import storage_of
-from unified_cache.controller.store_arrival import StoreArrival
+from unified_cache.controller.storage_tier import StoreArrival, storage_of
 from unified_cache.core.config import CacheConfig, GuardConfig
 from unified_cache.core.errors import RankLostError, StateError, WaitTimeoutError, check_kind
 from unified_cache.core.page import Prompt

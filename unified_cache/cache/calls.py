@@ -29,7 +29,7 @@ from unified_cache.controller.memory import PageMemory
 from unified_cache.controller.operation import TrafficCounts
 from unified_cache.controller.prefetch import Loads, Prefetches
 from unified_cache.controller.ranks import LocalRanks, RankGroup
-from unified_cache.controller.store_arrival import StoreArrival
+from unified_cache.controller.storage_tier import StoreArrival
 from unified_cache.core.config import CacheConfig, WritePolicy
 from unified_cache.core.errors import ClosedError, InputError, OwnerThreadError, check_kind
 from unified_cache.core.page import DEFAULT_NAMESPACE, MediaItem, Namespace, Prompt, TokensLike

@@ -8,8 +8,7 @@ from typing import Annotated
 
 import typer
 
-from unified_cache.cache.explain.explanation import Explanation, explanation_of
-from unified_cache.cache.explain.stored import near_in_store, stored_pages
+from unified_cache.cache.explain import Explanation, explanation_of, near_in_store, stored_pages
 from unified_cache.cli.options import IdentityOption, JsonOptions, NamespaceOptions, TokensFileOption
 from unified_cache.cli.progress import watched
 from unified_cache.cli.text import console_on, example

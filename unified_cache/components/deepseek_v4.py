@@ -32,7 +32,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from unified_cache.components.kinds import Full, SlidingWindow
+from unified_cache.components import Full, SlidingWindow
 from unified_cache.core.errors import LayoutError
 from unified_cache.core.pool import LayerPlace, ModelLayout, PoolSpec, place_layers
 

@@ -21,8 +21,7 @@ from unified_cache.core.window import last_end, restorable_ends, window
 from unified_cache.storage_backends.protocol import Store
 from unified_cache.tree import UNNAMED, Freed, Inserted, Lock, Match, RadixTree
 from unified_cache.tree.check import check, peers
-from unified_cache.tree.transfer import Transfer
-from unified_cache.tree.victim import Victim
+from unified_cache.tree.transfer import Transfer, Victim
 
 FROM_HOST, FROM_STORAGE = 1, 2
 """Marks of slots whose pages were brought from there for a request that has not used them yet."""

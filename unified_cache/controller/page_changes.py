@@ -29,7 +29,7 @@ from unified_cache.core.slots import StoredSlots
 from unified_cache.storage_backends.protocol import Store
 from unified_cache.storage_backends.removals import RemovalFeed
 from unified_cache.tree import Freed, RadixTree
-from unified_cache.tree.held_runs import HeldRun, held_runs
+from unified_cache.tree.transfer import HeldRun, held_runs
 
 EVICTED_MAX = 1 << 18
 """Objects remembered that the store has evicted; with more, nothing is said of storage in ``held_runs``."""

@@ -1,18 +1,23 @@
-"""Transfers between tiers: pin both ends, mark the pages in flight, publish them or give their slots back."""
+"""What transfers and observers take from the tree.
+
+A transfer pins both ends, marks the pages in flight, and publishes them or gives their slots back. A caller that saves
+pages to the host before they go takes victims of eviction one by one. Who follows a tree begins with its held runs.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from unified_cache.core.page import Prompt
+from unified_cache.core.page import NO_MEDIA, Namespace, PageMedia, Prompt, shift_media
 from unified_cache.core.pool import PageCopies, Slots, Tier, all_pages, no_slots, numbers_of
 from unified_cache.core.slots import MapChange
 from unified_cache.core.window import window
 from unified_cache.tree.match import Match
 from unified_cache.tree.node import Node
-from unified_cache.tree.radix import Lock, RadixTree
+from unified_cache.tree.radix import Freed, Lock, RadixTree
 
 
 @dataclass(slots=True)
@@ -203,3 +208,109 @@ def nodes_of_pages(node: Node, pages: npt.NDArray[np.int64]) -> list[tuple[Node,
         last = first
         at = at.parent
     return found[::-1]
+
+
+class Victim(NamedTuple):
+    """A node that eviction from a component on a tier takes next, until the tree's next change."""
+
+    tree: RadixTree
+    node: Node
+    tier_component: int
+
+    @classmethod
+    def next(cls, tree: RadixTree, tier: Tier, component: int) -> "Victim | None":
+        """Return what ``RadixTree.evict`` would take from next; None if locks pin everything."""
+        tier_component = tree.tier_component(tier, component)
+        node = tree.queues.next_victim(tier_component)
+        return None if node is None else cls(tree, node, tier_component)
+
+    def evict(self, pages: int) -> Freed:
+        """Free up to ``pages`` slots."""
+        freed = self.tree.nothing_freed()
+        self.tree.evict_from(self.node, self.tier_component, pages, freed)
+        return freed
+
+    def would_lose(self, pages: int, *, with_superseded: bool) -> bool:
+        """Return whether evicting up to ``pages`` takes any page that the other tier lacks.
+
+        Superseded windows count ``with_superseded`` alone.
+        """
+        node, components = self.node, self.tree.components_count
+        tier, component = divmod(self.tier_component, components)
+        if component == 0:
+            start, end = max(0, node.held_count[self.tier_component] - pages), node.pages
+        else:
+            start, end = 0, node.end_of_oldest(self.tier_component, pages)
+        is_superseded = not with_superseded and node.is_superseded and len(node.children) == 1
+        for dependant in range(component, 1 if is_superseded else components):
+            held = node.slots[tier * components + dependant]
+            if held is not None:
+                lost = held[start:end] >= 0
+                other = node.slots[(1 - tier) * components + dependant]
+                if other is not None:
+                    lost &= other[start:end] < 0
+                if lost.any():
+                    return True
+        return False
+
+    def prompt(self) -> Prompt:
+        """Return a prompt that needs the pages of the victim.
+
+        Where a window may reach from there into what is below, it follows the branch used last.
+        """
+        tier, component = divmod(self.tier_component, self.tree.components_count)
+        full = self.tree.tier_component(Tier(tier), 0)
+        lowest = self.node
+        reach = lowest.end + (self.tree.spans[component] - 1 if component else 0)
+        while lowest.end < reach:
+            children = [child for child in lowest.children.values() if child.held_count[full]]
+            if not children:
+                break
+            lowest = max(children, key=lambda child: child.stamps[self.tier_component])
+        path = [lowest]
+        while path[-1].parent is not None:
+            path.append(path[-1].parent)
+        root = path.pop()
+        media = {page: items for part in path for page, items in part.media.items()}
+        tokens = b"".join(part.key for part in reversed(path))
+        return Prompt.below(root.key, tokens, self.tree.page_size, media, root.namespace)
+
+
+@dataclass(frozen=True, slots=True)
+class HeldRun:
+    """A run of pages in the tree. Its keys follow from those of the run that it continues."""
+
+    root: bytes
+    """Name of the root, see ``Prompt.root``."""
+    namespace: Namespace | None
+    """Namespace that the root is of, as far as it is known."""
+    parent: int | None
+    """Number of the run that it continues, in the same list; None for a run that begins at a root."""
+    tokens: bytes
+    """Encoded, whole pages."""
+    media: PageMedia
+    """As in a prompt that begins with the run; before page 0 stands the last one above, which may reach into it."""
+    pages_count: int
+    slots: tuple[Slots | None, ...]
+    """Slot of every page, by tier and component, -1 for a tombstone; None where nothing is held. Copies."""
+
+
+def held_runs(tree: RadixTree) -> list[HeldRun]:
+    """Return the tree's runs, each after the one that it continues."""
+    runs: list[HeldRun] = []
+    numbers: dict[Node, int] = {}
+    roots: dict[Node, Node] = {}
+    last_media: dict[Node, PageMedia] = {}
+    for node in tree.nodes():
+        parent = node.parent
+        assert parent is not None
+        root = roots.get(parent, parent)
+        roots[node] = root
+        numbers[node] = len(runs)
+        above = last_media.get(parent, NO_MEDIA)
+        last_media[node] = dict([max(node.media.items())]) if node.media else above
+        media = shift_media({**above, **node.media}, node.start, tree.page_size)
+        slots = tuple(None if held is None else held.copy() for held in node.slots)
+        assert len(node.key) == node.pages * tree.page_key_bytes
+        runs.append(HeldRun(root.key, root.namespace, numbers.get(parent), node.key, media, node.pages, slots))
+    return runs

@@ -9,7 +9,7 @@ from tests.support.cache import IDENTITY, ToyEngine
 from tests.support.offline import ListedMemory
 from tests.support.operations import FULL, HYBRID, PAGE, engine, over, serve, tokens
 from tests.support.store_calls import ScriptedStorage
-from unified_cache.cache.explain.explanation import Explanation, MissingRun, MissReason
+from unified_cache.cache.explain import Explanation, MissingRun, MissReason
 from unified_cache.core.config import Retention, WritePolicy
 from unified_cache.core.page import Namespace
 from unified_cache.core.pool import Identity

@@ -13,7 +13,7 @@ from unified_cache.core.pool import Slots, Tier
 from unified_cache.core.window import SPAN_ALL
 from unified_cache.tree import UNNAMED, Lock, RadixTree
 from unified_cache.tree.check import check
-from unified_cache.tree.victim import Victim
+from unified_cache.tree.transfer import Victim
 
 WINDOW = (SPAN_ALL, 2)
 

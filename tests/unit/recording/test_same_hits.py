@@ -10,7 +10,7 @@ from tests.support.cluster import ask
 from tests.support.live import plan_of_a_small_replay, trace_of
 from tests.support.operations import present
 from unified_cache.cache.recording import TraceRecorder
-from unified_cache.components.kinds import Full, SlidingWindow
+from unified_cache.components import Full, SlidingWindow
 from unified_cache.core.page import Prompt
 from unified_cache.core.pool import Hits, ModelLayout, PoolSpec
 from unified_cache.sizing.replay.plan import ReplayPlan

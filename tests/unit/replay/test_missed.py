@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.operations import present
 from tests.support.replays import PageSettings
-from unified_cache.cache.explain.explanation import MissReason
+from unified_cache.cache.explain import MissReason
 from unified_cache.core.config import WritePolicy
 from unified_cache.sizing.replay.missed import ComponentMiss
 from unified_cache.sizing.replay.report import miss_table, page_of

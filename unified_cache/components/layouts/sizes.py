@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from unified_cache.components.kinds import Full, RecurrentState, SlidingWindow
+from unified_cache.components import Full, RecurrentState, SlidingWindow
 from unified_cache.components.layouts.fields import COUNT_MAX
 from unified_cache.core.errors import LayoutError, did_you_mean
 from unified_cache.core.pool import Component, ModelLayout, PoolSpec, place_layers

@@ -7,7 +7,7 @@ Every token that a request asks for and the cache does not hand back is counted 
 from collections import Counter
 from typing import NamedTuple
 
-from unified_cache.cache.explain.explanation import Explanation, MissReason
+from unified_cache.cache.explain import Explanation, MissReason
 from unified_cache.core.page import Prompt
 
 

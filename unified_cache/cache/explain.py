@@ -1,15 +1,117 @@
-"""Explanation of a prompt's hit, as a value: by tier and component what is held, and why the rest is missing."""
+"""Explanations of a prompt's hit: how far each tier and component goes, and why what is missing is missing.
 
-from collections.abc import Iterator, Mapping, Sequence
+A silent hit ratio of 0 % is most often a near match: another salt, another adapter, another dtype, another generation.
+``explain`` looks at a cache as it is now; the command line asks a store alone.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from enum import Enum
 
 import numpy as np
 
-from unified_cache.cache.explain.stored import NearMatch, pages_text
+from unified_cache.controller import StorageTier
+from unified_cache.controller.ledger import Ledger
 from unified_cache.core.config import WritePolicy
-from unified_cache.core.pool import Component, ModelLayout, Pages
+from unified_cache.core.errors import StorageError
+from unified_cache.core.page import Prompt
+from unified_cache.core.pool import Component, Identity, ModelLayout, Pages, Tier, all_pages
+from unified_cache.core.seal import Label
 from unified_cache.core.window import last_end, restorable_ends, window
+from unified_cache.storage_backends.manifest import Description, described_by
+from unified_cache.storage_backends.protocol import Answer, Store
+
+ALIKE_MAX = 64
+"""Other names of the same tokens that a store is asked for at most."""
+
+_StoredUnder = tuple[Prompt, bytes, str, tuple[str, ...]]
+"""Another name that a store may have a prompt's pages under: owner and pool, and what it has otherwise."""
+
+
+def stored_pages(
+    storage: Store, layout: ModelLayout, owners: Mapping[str, bytes], prompt: Prompt
+) -> list[Pages] | None:
+    """Ask a store, in one call, which pages it has of every pool, by component; None where it does not say.
+
+    ``owners`` names by pool whose pages the prompt's own are.
+    """
+    pools = [[pool.name for pool in component.pools if pool.page_bytes] for component in layout.components]
+    labels = [Label(owners[name], key, name) for names in pools for name in names for key in prompt.keys]
+    answers = storage.exists(labels)
+    if Answer.UNAVAILABLE in answers and Answer.HIT not in answers:
+        return None
+    hits = np.array([answer is Answer.HIT for answer in answers], np.bool_)
+    rows = iter(hits.reshape(sum(map(len, pools)), prompt.pages_count))
+    present: list[Pages] = []
+    for names in pools:  # one without objects has all that Full has, and Full all
+        without = present[0].copy() if present else all_pages(prompt.pages_count)
+        present.append(np.logical_and.reduce([next(rows) for _ in names]) if names else without)
+    return present
+
+
+@dataclass(frozen=True, slots=True)
+class NearMatch:
+    """The same tokens under another name, and how many pages there are of them."""
+
+    place: str
+    """memory or storage."""
+    pages: int
+    differs: tuple[str, ...]
+    """What the other name has otherwise, as in ``cache_salt`` or ``dtype (float8 there, bfloat16 here)``."""
+
+    @property
+    def text(self) -> str:
+        """The match in words."""
+        pages = pages_text(self.pages)
+        return f"{self.place} has {pages} of the same tokens under another {', '.join(self.differs)}"
+
+
+def pages_text(pages: int) -> str:
+    """Return a number of pages in words."""
+    return "1 page" if pages == 1 else f"{pages:,} pages"
+
+
+def near_in_store(
+    storage: Store,
+    prompt: Prompt,
+    here: Description,
+    owners: Mapping[str, bytes],
+    alike: Iterable[Prompt] = (),
+) -> list[NearMatch]:
+    """Ask a store for a prompt's tokens under other identities and namespaces; nothing where it does not answer.
+
+    ``alike`` are the same tokens in other namespaces that are known; that without a name is always asked for.
+    """
+    pool = next((pool.name for pool in here.layout.components[0].pools if pool.page_bytes), None)
+    if pool is None:
+        return []  # a store has no first page of a prompt that only windows are kept of
+    named = {other.root: other for other in alike}
+    if prompt.root and not prompt.first:
+        named[b""] = Prompt(prompt.tokens, prompt.page_size, b"", media=prompt.media)
+    others: list[_StoredUnder] = [(other, owners[pool], pool, prompt.differences(other)) for other in named.values()]
+    try:
+        for digest, manifest in (storage.manifests() or {}).items():
+            if digest in owners.values() or manifest is None:
+                continue
+            with suppress(StorageError):  # nobody knows what its pages are
+                there = described_by(manifest)
+                pools = [each.name for each in there.layout.components[0].pools if each.page_bytes]
+                if pools and there.layout.page_size == prompt.page_size:
+                    others.append((prompt, digest, pools[0], here.differences(there)))
+        return list(_asked(storage, [other for other in others[:ALIKE_MAX] if other[0].pages_count]))
+    except StorageError:
+        return []
+
+
+def _asked(storage: Store, others: Sequence[_StoredUnder]) -> Iterator[NearMatch]:
+    firsts = storage.exists([Label(owner, prompt.keys[0], pool) for prompt, owner, pool, _ in others])
+    for (prompt, owner, pool, differs), answer in zip(others, firsts, strict=True):
+        if answer is Answer.HIT:
+            answers = storage.exists([Label(owner, key, pool) for key in prompt.keys])
+            pages = next((page for page, each in enumerate(answers) if each is not Answer.HIT), len(answers))
+            yield NearMatch("storage", max(pages, 1), differs)
+
 
 LINE_COLUMNS = 48
 """Characters of a line at most; a longer prompt has several pages in each."""
@@ -184,3 +286,32 @@ def _losses(
 def _end(components: Sequence[Component], held: Sequence[Pages]) -> int:
     spans, lacking = [component.span for component in components], [~pages for pages in held]
     return last_end(restorable_ends(spans, lacking, 0, len(held[0]), [0] * len(spans)))
+
+
+def explain(
+    ledger: Ledger,
+    write: WritePolicy,
+    storage: StorageTier | None,
+    identity: Identity,
+    prompt: Prompt,
+    *,
+    seeks_near: bool = True,
+) -> Explanation:
+    """Return the explanation of a prompt; see ``UnifiedCache.explain``."""
+    tree, layout = ledger.tree, ledger.layout
+    found, numbers = tree.peek(prompt), range(len(layout.components))
+    tiers: dict[str, list[Pages] | None] = {}
+    for tier in Tier:
+        if ledger.capacity(tier, 0):
+            tiers[tier.name.lower()] = [found.held_pages(tier, number) for number in numbers]
+    alike = tree.prompts_alike(prompt) if seeks_near else []
+    near = [NearMatch("memory", pages, prompt.differences(other)) for other, pages in alike if pages]
+    if storage is not None:
+        tiers["storage"] = None
+        with suppress(StorageError):  # what a store has that fails is not known
+            tiers["storage"] = stored_pages(storage.backend, layout, storage.owners, prompt)
+        stored = tiers["storage"]
+        if seeks_near and stored is not None and not stored[0].any():
+            here, others = Description(identity, layout), [other for other, _ in alike]
+            near += near_in_store(storage.backend, prompt, here, storage.owners, others)
+    return explanation_of(layout, prompt.pages_count, tiers, near, write)
