@@ -118,7 +118,7 @@ TREE_MUTANTS = [
     Mutant(
         "a lock leaves the pages above it evictable",
         "tree/node.py",
-        "protection.children[tier] += 1 if is_protected else -1",
+        "at.protection.children[tier] += 1 if is_protected else -1",
         "pass",
     ),
     Mutant(

@@ -1,4 +1,4 @@
-"""What transfers and observers take from the tree.
+"""Transfers, victims and held runs of a tree: the part of it that who moves pages or follows them takes.
 
 A transfer pins both ends, marks the pages in flight, and publishes them or gives their slots back. A caller that saves
 pages to the host before they go takes victims of eviction one by one. Who follows a tree begins with its held runs.
