@@ -25,7 +25,7 @@ import torch
 
 from benchmarks.machine import ROOT, calibrate
 from tests.support.gpu import needs_gpu
-from unified_cache.controller.copies import PinnedBytes, gpu_copies
+from unified_cache.controller.copies.gpu import PinnedBytes, gpu_copies
 from unified_cache.controller.memory import DevicePool, TieredMemory
 from unified_cache.core.errors import CopyError
 from unified_cache.core.pool import PoolSpec, Slots, Tier

@@ -33,7 +33,7 @@ from unified_cache.cache.cache import UnifiedCache
 from unified_cache.controller import LayerwiseLoad, NotStarted, Operation, OperationState
 from unified_cache.controller.backup_scheduler import RETRY_PAUSE_S_MAX
 from unified_cache.controller.jobs import BackupJob, FetchJob, LoadJob
-from unified_cache.controller.ranks import LocalRanks, RankGroup
+from unified_cache.controller.ranks.group import LocalRanks, RankGroup
 from unified_cache.core.config import WritePolicy
 from unified_cache.core.page import Prompt
 from unified_cache.core.pool import Identity, Pages, Tier

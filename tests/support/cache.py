@@ -14,7 +14,7 @@ from unified_cache.cache.cache import UnifiedCache
 from unified_cache.controller import InlineWorkers, ThreadWorkers, Workers
 from unified_cache.controller.copies.gpu import ComputeStreams
 from unified_cache.controller.memory import DevicePool, TieredMemory
-from unified_cache.controller.ranks import LocalRanks, RankGroup
+from unified_cache.controller.ranks.group import LocalRanks, RankGroup
 from unified_cache.core.config import CacheConfig, WritePolicy
 from unified_cache.core.page import DEFAULT_NAMESPACE, MediaItem, Namespace, PageKey, Prompt, TokensLike
 from unified_cache.core.pool import Identity, ModelLayout, PoolSpec, Slots, Tier

@@ -11,7 +11,7 @@ import torch
 
 from tests.support.late_device import LateDevice
 from unified_cache.controller import memory
-from unified_cache.controller.copies import StagedCopies
+from unified_cache.controller.copies.gpu import StagedCopies
 
 Test = TypeVar("Test", bound=Callable[..., object])
 

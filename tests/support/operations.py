@@ -13,7 +13,7 @@ from unified_cache.controller import InlineWorkers, NotStarted, Operation, Worke
 from unified_cache.controller.controller import Finished, run_job
 from unified_cache.controller.memory import TieredMemory
 from unified_cache.controller.operation import Job
-from unified_cache.controller.ranks import LocalRanks, RankGroup
+from unified_cache.controller.ranks.group import LocalRanks, RankGroup
 from unified_cache.core.page import Prompt
 from unified_cache.core.pool import Identity, ModelLayout
 from unified_cache.core.shards import Extent, Shard

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from tests.support.cache import IDENTITY, ToyEngine, with_toy_tensors
 from tests.support.operations import over, prompt_of_pages, serve
 from unified_cache.controller import InlineWorkers, OperationState
-from unified_cache.controller.ranks import RankGroup
+from unified_cache.controller.ranks.group import RankGroup
 from unified_cache.core.pool import Component, Identity, ModelLayout, PoolSpec
 from unified_cache.core.shards import Extent, Shard
 from unified_cache.core.window import SPAN_ALL

@@ -24,7 +24,7 @@ from unified_cache.controller import (
 from unified_cache.controller.copies.gpu import ComputeStreams
 from unified_cache.controller.memory import DevicePool, PageMemory, TieredMemory, check_dtype
 from unified_cache.controller.operation import Traffic
-from unified_cache.controller.ranks import LocalRanks, RankGroup, check_configuration, pools_to_store, together
+from unified_cache.controller.ranks.group import LocalRanks, RankGroup, check_configuration, pools_to_store, together
 from unified_cache.controller.storage_tier import StoreArrival, storage_of
 from unified_cache.core.config import CacheConfig, GuardConfig
 from unified_cache.core.errors import RankLostError, StateError, WaitTimeoutError, check_kind

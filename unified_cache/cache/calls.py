@@ -28,7 +28,7 @@ from unified_cache.controller.ledger import Ledger
 from unified_cache.controller.memory import PageMemory
 from unified_cache.controller.operation import TrafficCounts
 from unified_cache.controller.prefetch import Loads, Prefetches
-from unified_cache.controller.ranks import LocalRanks, RankGroup
+from unified_cache.controller.ranks.group import LocalRanks, RankGroup
 from unified_cache.controller.storage_tier import StoreArrival
 from unified_cache.core.config import CacheConfig, WritePolicy
 from unified_cache.core.errors import ClosedError, InputError, OwnerThreadError, check_kind

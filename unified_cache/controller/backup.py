@@ -31,7 +31,7 @@ from unified_cache.controller.jobs import BackupJob, ClearJob, StoreJob, batch_p
 from unified_cache.controller.ledger import Ledger
 from unified_cache.controller.memory import PageMemory
 from unified_cache.controller.operation import Job, TrafficCounts
-from unified_cache.controller.ranks import RankGroup, held_by_all, true_for_all
+from unified_cache.controller.ranks.group import RankGroup, held_by_all, true_for_all
 from unified_cache.controller.storage_tier import UsedPages
 from unified_cache.core.errors import RankLostError
 from unified_cache.core.page import Prompt

@@ -32,7 +32,7 @@ from unified_cache.controller import (
     TransferKind,
 )
 from unified_cache.controller.backup import BackupRequest, Backups
-from unified_cache.controller.ranks import RankGroup
+from unified_cache.controller.ranks.group import RankGroup
 from unified_cache.core.config import CacheConfig, WritePolicy
 from unified_cache.core.errors import ClosedError, ConfigError
 from unified_cache.core.page import PageKey, Prompt

@@ -21,8 +21,7 @@ from unified_cache.controller.operation import (
     Steps,
     TransferKind,
 )
-from unified_cache.controller.ranks import LocalRanks, RankGroup
-from unified_cache.controller.ranks.group import failed_ranks
+from unified_cache.controller.ranks.group import LocalRanks, RankGroup, failed_ranks
 from unified_cache.core.errors import (
     CacheError,
     CallInFlight,

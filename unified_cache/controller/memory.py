@@ -20,7 +20,7 @@ from unified_cache.core.sizes import check_available
 with needs_extra("engine", "unified_cache.controller.memory"):
     import torch
 
-    from unified_cache.controller.copies import (
+    from unified_cache.controller.copies.gpu import (
         AT_ONCE,
         ComputeStreams,
         Copied,
@@ -28,12 +28,10 @@ with needs_extra("engine", "unified_cache.controller.memory"):
         PageDistance,
         PinnedBytes,
         PoolRows,
-        check_lengths,
-        copy_rows,
-        copy_runs,
         gpu_copies,
         page_distance,
     )
+    from unified_cache.controller.copies.rows import check_lengths, copy_rows, copy_runs
 
 TENSORS_CHARS_MAX = 128
 """Longer descriptions of a pool's tensors are digested; a service takes texts of 256."""

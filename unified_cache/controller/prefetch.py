@@ -35,7 +35,7 @@ from unified_cache.controller.jobs import BackupJob, CallSizes, FetchJob, LoadJo
 from unified_cache.controller.ledger import Ledger, Reservation
 from unified_cache.controller.memory import PageMemory
 from unified_cache.controller.operation import Job, Operation, OperationState, Steps, TrafficCounts, WaitFor
-from unified_cache.controller.ranks import RankGroup, held_by_all, true_for_all
+from unified_cache.controller.ranks.group import RankGroup, held_by_all, true_for_all
 from unified_cache.core.errors import CacheError
 from unified_cache.core.page import PageKey, Prompt
 from unified_cache.core.pool import PageCopies, PageNumbers, Pages, Slots, Tier, all_pages, no_slots, numbers_of

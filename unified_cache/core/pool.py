@@ -30,7 +30,7 @@ from unified_cache.core.errors import (
 from unified_cache.core.shards import WHOLE_MODEL, NamedShard, Shard
 from unified_cache.core.window import SPAN_ALL, SPAN_UNKNOWN, needed_pages
 
-__all__ = ["Component", "Identity", "ModelLayout", "PoolSpec", "Slots", "Tier", "facts_of"]
+__all__ = ["Component", "Hits", "Identity", "ModelLayout", "PoolSpec", "Slots", "Tier", "facts_of"]
 
 Slots = npt.NDArray[np.int32]
 """Page slots of one pool on one tier, shape (pages,); -1 for a tombstone, a page that the component lacks."""

@@ -16,7 +16,7 @@ from tests.support.store_calls import ScriptedStorage, at
 from tests.support.tables import check_tables
 from unified_cache.controller import OperationState
 from unified_cache.controller.jobs import FIRST_CALL_OBJECTS
-from unified_cache.controller.ranks import LocalRanks, RankGroup
+from unified_cache.controller.ranks.group import LocalRanks, RankGroup
 from unified_cache.core.config import Prefetching
 from unified_cache.core.errors import StorageTimeoutError
 from unified_cache.core.page import Prompt

@@ -23,10 +23,9 @@ from tests.support.operations import PAGE, SPANS, over, present, tokens
 from tests.support.store_calls import ScriptedStorage
 from unified_cache.controller import ThreadWorkers
 from unified_cache.controller import memory as memory_module
-from unified_cache.controller.copies import PinnedBytes, StagedCopies, gpu_copies
 from unified_cache.controller.copies import gpu as gpu_copies_module
 from unified_cache.controller.copies import gpu as gpu_module
-from unified_cache.controller.copies.gpu import Copied
+from unified_cache.controller.copies.gpu import Copied, PinnedBytes, StagedCopies, gpu_copies
 from unified_cache.controller.memory import DevicePool, TieredMemory
 from unified_cache.core.errors import ConfigError, CopyError, StorageError
 from unified_cache.core.pool import PoolSpec, Slots, Tier

@@ -25,7 +25,7 @@ from tests.support.service import wait_for
 from tests.support.store_calls import ScriptedStorage, after, at, raising
 from unified_cache.cache.cache import UnifiedCache
 from unified_cache.controller import NotStarted, Operation, OperationState, ThreadWorkers, TransferKind
-from unified_cache.controller.ranks import LocalRanks
+from unified_cache.controller.ranks.group import LocalRanks
 from unified_cache.core.config import CacheConfig, GuardConfig, Prefetching
 from unified_cache.core.errors import (
     CancelledError,

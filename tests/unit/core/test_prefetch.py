@@ -41,7 +41,7 @@ from unified_cache.controller import (
     TransferKind,
     Workers,
 )
-from unified_cache.controller.ranks import LocalRanks, RankGroup
+from unified_cache.controller.ranks.group import LocalRanks, RankGroup
 from unified_cache.core.config import Prefetching
 from unified_cache.core.errors import StorageError, StorageTimeoutError
 from unified_cache.core.page import Prompt

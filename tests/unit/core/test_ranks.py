@@ -17,8 +17,14 @@ from tests.support.store_calls import ScriptedStorage, raising
 from unified_cache.cache.cache import UnifiedCache
 from unified_cache.components import Full
 from unified_cache.controller import NotStarted, OperationState, TransferKind
-from unified_cache.controller.ranks import LocalRanks, RankGroup, check_alike, together
-from unified_cache.controller.ranks.group import failed_ranks, pools_to_store
+from unified_cache.controller.ranks.group import (
+    LocalRanks,
+    RankGroup,
+    check_alike,
+    failed_ranks,
+    pools_to_store,
+    together,
+)
 from unified_cache.core.config import WritePolicy
 from unified_cache.core.errors import (
     ConfigError,

@@ -16,7 +16,7 @@ SYMLINKS = {
 
 PROGRAM = "sizing"
 
-NAMES_MAX = 212
+NAMES_MAX = 200
 
 VLLM_SEAM = "unified_cache/integrations/vllm/engine.py"
 """Hands on names of vLLM, for the modules beside it."""

@@ -18,7 +18,7 @@ from benchmarks.plan import QUICK, BenchmarkPlan
 from tests.sources import ROOT, python_sources
 from tests.support.late_device import LateDevice
 from unified_cache.controller import memory
-from unified_cache.controller.copies import StagedCopies
+from unified_cache.controller.copies.gpu import StagedCopies
 
 ONE = Spread.of([1.0])
 

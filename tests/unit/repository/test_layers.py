@@ -33,20 +33,20 @@ ARROWS_MAX = 60
 """Pairs of rooms of which one imports the other, the facade not counted."""
 
 LINES_MAX: Mapping[str, int] = {
-    "cache": 2_000,
-    "cli": 3_410,
-    "components": 2_250,
-    "controller": 6_090,
-    "core": 3_840,
-    "forward": 980,
-    "integrations": 7_270,
-    "observe": 1_660,
-    "proto": 560,
-    "service": 3_940,
-    "sizing": 5_760,
-    "storage_backends": 14_050,
-    "testing": 740,
-    "tree": 2_460,
+    "cache": 1_770,
+    "cli": 2_890,
+    "components": 2_000,
+    "controller": 5_720,
+    "core": 3_550,
+    "forward": 730,
+    "integrations": 7_110,
+    "observe": 1_400,
+    "proto": 290,
+    "service": 3_600,
+    "sizing": 4_700,
+    "storage_backends": 12_880,
+    "testing": 500,
+    "tree": 2_180,
 }
 """Lines of Python of each room, at most: what grows in a room makes something else in it smaller."""
 

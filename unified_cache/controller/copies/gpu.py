@@ -7,6 +7,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
 from math import prod
 from threading import Lock
 from types import ModuleType
@@ -319,3 +321,11 @@ def event_on(stream: torch.cuda.Stream) -> torch.cuda.Event:
     event: torch.cuda.Event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch says no types
     event.record(stream)
     return event
+
+
+def gpu_copies() -> type[GpuCopies]:
+    """Return how pages are copied from and to a GPU: by a kernel where there is Triton, as torch for CUDA brings it."""
+    if find_spec("triton") is None:
+        return StagedCopies
+    copies: type[GpuCopies] = import_module("unified_cache.controller.copies.kernel").KernelCopies
+    return copies
