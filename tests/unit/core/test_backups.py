@@ -21,7 +21,7 @@ from tests.support.operations import (
 from tests.support.store_calls import ScriptedStorage
 from unified_cache.cache.cache import UnifiedCache
 from unified_cache.controller import LeftOut, NotStarted, OperationState, TransferKind
-from unified_cache.core.config import CacheConfig, Prefetching, WritePolicy
+from unified_cache.core.config import CacheConfig, WritePolicy
 from unified_cache.core.errors import ConfigError, CopyError
 from unified_cache.core.page import MediaItem, Prompt
 from unified_cache.core.pool import PoolSpec, Slots, Tier
@@ -67,12 +67,15 @@ def test_without_storage_no_page_is_offered() -> None:
 # ---- offering ----------------------------------------------------------------------------------------------------
 
 
-def test_write_through_offers_a_page_to_storage_once() -> None:
+@pytest.mark.parametrize("waits", [True, False])
+def test_write_through_offers_a_page_to_storage_once_though_two_backups_have_it_at_a_time(waits: bool) -> None:
     store = ScriptedStorage()
     toy = engine(store, host=16, write=WritePolicy.THROUGH)
     for pages in range(1, 9):
         serve(toy, pages)
-        toy.cache.wait_all(1)
+        if waits:
+            toy.cache.wait_all(1)
+    toy.cache.wait_all(1)
     assert len(store.offered) == len(set(store.offered))
     assert len({label.key for label in store.offered}) == 8
     store.offered.clear()
@@ -107,15 +110,6 @@ def test_write_through_offers_nothing_that_came_from_storage() -> None:
     known = set(toy.cache.prompt(tokens(4)).keys)
     assert len({label.key for label in store.offered}) == 2
     assert not any(label.key in known for label in store.offered)
-
-
-def test_two_backups_at_a_time_offer_what_they_share_once() -> None:
-    store = ScriptedStorage()
-    toy = engine(store, host=16, write=WritePolicy.THROUGH)
-    serve(toy, 4)
-    serve(toy, 6)
-    toy.cache.wait_all(1)
-    assert len(store.offered) == len(set(store.offered))
 
 
 def test_a_backup_leaves_what_another_one_copies_to_that() -> None:
@@ -178,12 +172,6 @@ def resumable(toy: ToyEngine, prompt: Prompt) -> int:
     return toy.read_back(prompt)
 
 
-def test_what_is_evicted_on_call_is_lost() -> None:
-    toy = engine(host=16, write=WritePolicy.ON_CALL)
-    prompts = [serve(toy, 4, first=1000 * number) for number in range(4)]
-    assert [resumable(toy, prompt) for prompt in prompts] == [0, 4, 4, 4]
-
-
 def test_a_page_written_back_when_it_is_evicted_keeps_its_picture() -> None:
     toy = engine(host=16, write=WritePolicy.BACK, dirty_share=1.0)
     cat, dog = (toy.cache.prompt([7] * (4 * PAGE), media=[MediaItem(PAGE, 1, name)]) for name in ("cat", "dog"))
@@ -230,34 +218,6 @@ def test_of_the_answers_to_a_prefetch_only_an_operation_is_true() -> None:
     toy = engine(MemoryStorage())
     assert toy.cache.prefetch(toy.cache.prompt(tokens(4)))
     assert not any(NotStarted)
-
-
-def test_a_prefetch_below_the_threshold_is_not_started() -> None:
-    store = MemoryStorage()
-    filled(store)
-    toy = engine(store, prefetching=Prefetching(threshold_tokens=4 * PAGE + 1))
-    assert toy.cache.prefetch(toy.cache.prompt(tokens(4))) is NotStarted.BELOW_THRESHOLD
-    assert toy.cache.prefetch(toy.cache.prompt(tokens(5)))
-
-
-def test_prefetches_share_a_budget_of_host_pages_which_comes_back() -> None:
-    store, workers = MemoryStorage(), Stepped()
-    filled(store)
-    toy = engine(store, workers=workers)
-    cache = toy.cache
-    cache._prefetches.host_pages_left = 4
-    prompt = cache.prompt(tokens(6))
-    for _ in range(2):
-        operation = started(cache.prefetch(prompt))
-        workers.run()
-        cache.poll()
-        if operation.state is OperationState.RUNNING:
-            assert cache._prefetches.host_pages_left == 4 - 4
-            cache.cancel(operation)
-            workers.run()
-            cache.poll()
-        assert cache._prefetches.host_pages_left == 4
-    cache.check()
 
 
 # ---- when prompts are written ------------------------------------------------------------------------------------

@@ -69,20 +69,15 @@ def test_needed_pages_are_the_windows_before_the_ends(span: int) -> None:
             assert needed.tolist() == [page in pages for page in range(start, 6)]
 
 
-def test_a_state_is_left_where_a_prompt_ends_and_where_the_next_one_branches_off() -> None:
+def test_a_state_or_a_window_is_left_where_a_prompt_ends_and_where_the_next_one_branches_off() -> None:
     toy = engine(STATE)
     assert serve(toy, 1, 2, 3, 4) == 0
     assert serve(toy, 1, 2, 3, 4, 5) == 4, "continued from where it ended"
     assert serve(toy, 1, 2, 8, 8) == 0, "nobody has left a state in the middle"
     assert serve(toy, 1, 2, 9, 9) == 2, "the first to branch off there has"
     assert serve(toy, 1, 2, 8, 8, 8) == 4
-
-
-def test_a_window_is_left_at_branches_too() -> None:
-    toy = engine(WINDOW)
-    assert serve(toy, 1, 2, 3, 4, 5) == 0
-    assert serve(toy, 1, 2, 3, 8) == 0
-    assert serve(toy, 1, 2, 3, 9) == 3
+    windows = engine(WINDOW)
+    assert [serve(windows, 1, 2, 3, *rest) for rest in ((4, 5), (8,), (9,))] == [0, 0, 3]
 
 
 @pytest.mark.parametrize("window_pages", [2, 4])
@@ -208,12 +203,6 @@ def test_pages_are_needed_no_more_when_the_window_of_the_full_pages_has_passed_t
     assert not needed[: gone_tokens // page_size].any()
     assert needed[gone_tokens // page_size :].all()
     assert window(end, span) * page_size == gone_tokens
-
-
-def test_one_window_of_a_65536_token_chunk_is_needed_and_not_512_times_as_much_r14() -> None:
-    pages_count = 65_536 // 128
-    assert pages_count == 512
-    assert int(needed_pages([pages_count], 1, 0, pages_count).sum()) == 1
 
 
 def test_an_end_is_restorable_where_every_window_before_it_is_whole() -> None:

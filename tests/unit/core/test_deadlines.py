@@ -18,7 +18,7 @@ from unified_cache.controller import OperationState
 from unified_cache.controller.jobs import FIRST_CALL_OBJECTS
 from unified_cache.controller.ranks.group import LocalRanks, RankGroup
 from unified_cache.core.config import Prefetching
-from unified_cache.core.errors import StorageTimeoutError
+from unified_cache.core.errors import StorageError, StorageTimeoutError
 from unified_cache.core.page import Prompt
 from unified_cache.core.pool import Component, ModelLayout, PoolSpec, Tier
 from unified_cache.core.window import SPAN_ALL
@@ -126,7 +126,10 @@ def test_what_came_before_the_deadline_is_used_and_what_comes_after_it_is_for_ot
     check_tables(cache, [])
 
 
-@pytest.mark.parametrize("end", ["deadline", "finished early", "cancelled", "too late", "store late"])
+ENDS = ("deadline", "finished early", "cancelled", "too late", "store late", "store fails")
+
+
+@pytest.mark.parametrize("end", ENDS)
 def test_however_a_prefetch_ends_what_has_come_is_kept_at_once(end: str, monkeypatch: pytest.MonkeyPatch) -> None:
     layout = LAYOUTS["full-swa"]
     make_calls_small(monkeypatch, layout)
@@ -139,6 +142,8 @@ def test_however_a_prefetch_ends_what_has_come_is_kept_at_once(end: str, monkeyp
     def in_call() -> None:
         if end == "store late":
             raise StorageTimeoutError("get hangs", late)
+        if end == "store fails":
+            raise StorageError("no more", retryable=False)
         if end == "finished early":
             cache.finish_early(operation)
         if end == "cancelled":
@@ -148,7 +153,7 @@ def test_however_a_prefetch_ends_what_has_come_is_kept_at_once(end: str, monkeyp
 
     def look() -> None:
         assert cache.poll() == [operation]
-        assert not operation.is_released, "the store may still fill its pages"
+        assert operation.is_released is (end == "store fails"), "the store may still fill its pages"
         kept_ends.append(cache.match(prompt).host_end)
         kept_pages.update(pages_on(cache, prompt, Tier.HOST)[0])
         cache.check()
@@ -157,7 +162,7 @@ def test_however_a_prefetch_ends_what_has_come_is_kept_at_once(end: str, monkeyp
     timed.workers.run()
     cache.poll()
     timed.workers.run()
-    if end == "store late":
+    if end in ("store late", "store fails"):
         look()
         late.returned = True
     cache.wait_all(5)
@@ -165,12 +170,13 @@ def test_however_a_prefetch_ends_what_has_come_is_kept_at_once(end: str, monkeyp
         "cancelled": OperationState.CANCELLED,
         "too late": OperationState.FAILED,
         "store late": OperationState.FAILED,
+        "store fails": OperationState.FAILED,
     }
     assert operation.state is outcome.get(end, OperationState.PARTIAL)
     assert kept_ends == [4]
     assert operation.pages_count == (0 if end in outcome else 4), "a failure counts nothing"
     came_later = pages_on(cache, prompt, Tier.HOST)[0] - kept_pages
-    assert bool(came_later) is (end != "store late"), "what was under way is for others"
+    assert bool(came_later) is (end not in ("store late", "store fails")), "what was under way is for others"
     assert timed.gets_count == 2, "and none after it was begun"
     check_tables(cache, [])
     cache.check()

@@ -56,22 +56,6 @@ def test_a_request_counts_once_when_it_locks_and_its_pages_as_the_tier_that_they
     assert cache.stats().lookups == LookupCounts(3, Hits(device=2 + 6, storage=2 + 4), missed_pages=0 + 2 + 2)
 
 
-def test_pages_that_a_load_brings_count_as_the_hosts_once() -> None:
-    toy = engine()
-    cache = toy.cache
-    prompt = serve(toy, 4)
-    over(cache, cache.backup(prompt))
-    serve(toy, 11, first=500)  # evicts it from the device
-    assert cache.match(prompt).device_end == 0
-    before = cache.stats().lookups
-    over(cache, cache.load(prompt))
-    for hits in (Hits(host=4), Hits(device=4)):
-        lock = cache.lock(cache.match(prompt))
-        assert lock.hits == hits
-        cache.release(lock)
-    assert cache.stats().lookups.hits.total - before.hits.total == 8
-
-
 def test_what_another_request_computes_meanwhile_comes_from_the_device() -> None:
     toy = engine(MemoryStorage())
     waiting = toy.cache.prompt(tokens(4))

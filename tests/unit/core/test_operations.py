@@ -7,8 +7,6 @@ from threading import enumerate as living_threads
 
 import pytest
 
-from tests.support.cache import ToyEngine
-from tests.support.clock import ManualClock
 from tests.support.operations import (
     FULL,
     Stepped,
@@ -22,21 +20,19 @@ from tests.support.operations import (
     tokens,
 )
 from tests.support.service import wait_for
-from tests.support.store_calls import ScriptedStorage, after, at, raising
+from tests.support.store_calls import ScriptedStorage, at, raising
 from unified_cache.cache.cache import UnifiedCache
 from unified_cache.controller import NotStarted, Operation, OperationState, ThreadWorkers, TransferKind
 from unified_cache.controller.ranks.group import LocalRanks
-from unified_cache.core.config import CacheConfig, GuardConfig, Prefetching
+from unified_cache.core.config import CacheConfig, GuardConfig
 from unified_cache.core.errors import (
     CancelledError,
     InternalError,
-    OperationTimeoutError,
     StateError,
     StorageError,
     StorageTimeoutError,
     WaitTimeoutError,
 )
-from unified_cache.core.page import Prompt
 from unified_cache.core.pool import Pages, Tier
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import PageIO
@@ -80,15 +76,6 @@ def stuck_in(*methods: Method) -> tuple[ScriptedStorage, Event]:
 
 def is_closed(store: ScriptedStorage) -> bool:
     return store._closed
-
-
-def stored_and_forgotten(store: MemoryStorage) -> tuple[ToyEngine, Prompt]:
-    """Return a cache of Full alone whose prompt of six pages lies in storage and nowhere else."""
-    toy = engine(store, layout=FULL, device=12)
-    prompt = serve(toy, 6)
-    over(toy.cache, toy.cache.backup(prompt))
-    toy.cache.reset()
-    return toy, prompt
 
 
 # ---- what nobody raises on purpose -------------------------------------------------------------------------------
@@ -246,46 +233,6 @@ def test_a_transfer_whose_job_has_ended_unclaimed_can_still_be_cancelled_and_a_c
     assert (claimed.state, claimed.pages_count) == (OperationState.DONE, 6)
 
 
-# ---- time --------------------------------------------------------------------------------------------------------
-
-
-def test_a_transfer_that_takes_too_long_fails_at_once_and_is_released_when_its_job_ends() -> None:
-    workers, clock = Stepped(), ManualClock()
-    toy = engine(workers=workers, clock=clock, operation_timeout_s=2.0)
-    cache = toy.cache
-    operation = started(cache.backup(serve(toy, 4)))
-    clock.now_s = 1.9
-    assert cache.poll() == []
-    clock.now_s = 2.0
-    assert cache.poll() == [operation]
-    assert isinstance(operation.error, OperationTimeoutError)
-    assert out_pages(cache) > 0, "a worker may still be copying"
-    workers.run()
-    cache.poll()
-    assert (operation.is_released, out_pages(cache)) == (True, 0)
-    cache.check()
-
-
-def test_a_prefetch_whose_patience_ends_keeps_what_has_come() -> None:
-    store, workers, clock = MemoryStorage(), Stepped(), ManualClock()
-    filled(store)
-    cache = engine(store, workers=workers, clock=clock, prefetching=Prefetching(patience_s=2.0)).cache
-    prompt = cache.prompt(tokens(6))
-    operation = started(cache.prefetch(prompt))
-    workers.run()
-    clock.now_s = 1.99
-    cache.poll()
-    assert not operation.is_stopping
-    clock.now_s = 2.0
-    assert cache.poll() == [operation], "whatever the store still does"
-    assert (operation.state, operation.pages_count) == (OperationState.PARTIAL, 0), "the fetch had not begun"
-    workers.run()
-    assert cache.poll() == []
-    assert operation.is_released
-    assert cache.match(prompt).host_end == 0
-    cache.check()
-
-
 # ---- quarantine --------------------------------------------------------------------------------------------------
 
 
@@ -312,24 +259,6 @@ def test_pages_that_a_hanging_store_may_still_fill_are_nobodys_until_it_returns(
     assert (operation.is_released, out_pages(cache), cache.stats().calls_quarantined) == (True, 0, 0)
     over(cache, cache.load(cache.prompt(tokens(4, 1000))))
     assert toy.read_back(cache.prompt(tokens(4, 1000))) == 4
-
-
-def test_what_came_before_a_store_hung_is_kept_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("unified_cache.controller.jobs.BATCH_OBJECTS", 2)
-    store = ScriptedStorage()
-    toy, prompt = stored_and_forgotten(store)
-    call = HungCall.of(store, Method.GET, 2)
-    operation = started(toy.cache.prefetch(prompt))
-    toy.cache.poll()
-    toy.cache.poll()
-    assert (operation.state, operation.is_released) == (OperationState.FAILED, False)
-    assert toy.cache.match(prompt).host_end == 4
-    toy.cache.check()
-    call.scribble_and_return()
-    toy.cache.poll()
-    assert operation.is_released
-    assert toy.cache.match(prompt).host_end == 4
-    toy.cache.check()
 
 
 def test_a_guarded_store_that_hangs_costs_misses_and_closes_in_time() -> None:
@@ -446,19 +375,6 @@ def test_unless_somebody_says_otherwise_a_store_is_guarded() -> None:
     assert CacheConfig((1,), (1,)).guard == GuardConfig()
 
 
-def test_a_store_that_fails_in_the_middle_leaves_what_came_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("unified_cache.controller.jobs.BATCH_OBJECTS", 2)
-
-    store = ScriptedStorage()
-    toy, prompt = stored_and_forgotten(store)
-    store.before[Method.GET] = after(1, raising(StorageError("no more", retryable=False)))
-    operation = started(toy.cache.prefetch(prompt))
-    over(toy.cache, operation)
-    assert operation.state is OperationState.FAILED
-    assert toy.cache.match(prompt).host_end == 2
-    toy.cache.check()
-
-
 # ---- stores that do not return in time, behind the guard and workers on threads --------------------------------------
 
 
@@ -519,23 +435,6 @@ def test_calls_of_workers_run_on_the_workers_own_threads(store: HangingReads) ->
         assert prefetched(cache, number).pages_count == PAGES
     names = {thread.ident: thread.name for thread in living_threads()}
     assert {names[caller] for caller in store.callers} <= {"storage-0", "storage-1"}
-    assert cache.close() == []
-
-
-def test_a_late_call_fails_its_operation_and_keeps_its_pages_until_the_store_returns(store: HangingReads) -> None:
-    cache = store.open_cache()
-    store.hangs = True
-    operation = prefetched(cache, 0)
-    assert isinstance(operation.error, StorageTimeoutError)
-    assert (operation.error.call.name, operation.error.call.returned) == ("get", False)
-    assert (operation.is_released, out_pages(cache)) == (False, PAGES)
-    store.hangs = False
-    assert prefetched(cache, 1).pages_count == PAGES
-    store.let_go.set()
-    cache.wait_all(PATIENCE_S)
-    assert operation.error.call.returned
-    assert (operation.is_released, out_pages(cache)) == (True, 0)
-    cache.check()
     assert cache.close() == []
 
 

@@ -301,18 +301,6 @@ def test_tombstones_and_the_rest_of_the_prefix_come_together() -> None:
     assert toy.cache.stats().traffic[TransferKind.PREFETCH].component_pages == [1, 2]
 
 
-def test_where_storage_has_lost_the_window_too_nothing_is_brought() -> None:
-    toy = small_engine(WINDOW)
-    prompt = served_and_stored(toy, 1, 2, 3, 4)
-    toy.forget(*Tier, components=[1])
-    assert toy.cache._storage is not None
-    tier = toy.cache._storage
-    for pool in WINDOW.pools:
-        tier.backend.remove(tier.labels(prompt.keys, pool))
-    assert bring(toy, prompt) == 0
-    assert all(occupancy.out == 0 for occupancy in toy.cache.stats().occupancy)
-
-
 # ---- single flight: pages that one prefetch brings are not read again by another -------------------------------------
 
 
@@ -437,14 +425,22 @@ def waiting(cache: UnifiedCache, workers: Stepped, prompts: Sequence[Prompt]) ->
     return operations
 
 
-def test_where_the_first_fails_another_takes_over() -> None:
+CALL = UnreturnedCall("get")
+
+
+@pytest.mark.parametrize("error", [StorageError("once", retryable=False), StorageTimeoutError("hangs", CALL)], ids=str)
+def test_where_the_first_fails_or_is_in_quarantine_another_takes_over(error: StorageError) -> None:
+    CALL.returned = False
     store, workers, cache, prompt = cold()
     operations = waiting(cache, workers, [prompt] * 3)
-    store.before[Method.GET] = at(0, raising(StorageError("once", retryable=False)))
+    store.before[Method.GET] = at(0, raising(error))
     finish(cache, workers)
     assert [operation.state.value for operation in operations] == ["failed", "done", "done"]
     assert [operation.pages_count for operation in operations] == [0, 10, 10]
+    assert operations[0].is_released is not isinstance(error, StorageTimeoutError)
     assert len(store.came) == 10
+    CALL.returned = True
+    cache.wait_all(1)
     assert (out_pages(cache), cache.close()) == (0, [])
 
 
@@ -462,19 +458,6 @@ def test_where_the_first_is_cancelled_another_takes_over_without_waiting_for_its
     assert (second.state, second.pages_count) == (OperationState.DONE, 10)
     assert out_pages(cache) == 0
     cache.check()
-
-
-def test_where_the_first_is_in_quarantine_another_takes_over() -> None:
-    store, workers, cache, prompt = cold()
-    first, second = waiting(cache, workers, [prompt] * 2)
-    call = UnreturnedCall("get")
-    store.before[Method.GET] = at(0, raising(StorageTimeoutError("get hangs", call)))
-    finish(cache, workers)
-    assert (first.state, first.is_released) == (OperationState.FAILED, False)
-    assert (second.state, second.pages_count) == (OperationState.DONE, 10)
-    call.returned = True
-    cache.wait_all(1)
-    assert out_pages(cache) == 0
 
 
 def test_one_that_waits_can_be_cancelled_and_finished_early() -> None:
