@@ -266,18 +266,6 @@ def test_pages_that_go_are_reported_of_their_own_tier_and_component_and_a_bounde
     assert not list(slot_keys.events([ObjectsEvicted(tuple(labels[:1]))])), "an object of somebody else"
 
 
-def test_the_adapter_and_the_salt_of_a_prompt_are_reported_where_its_hash_depends_on_them() -> None:
-    toy = engine()
-    told = watched(toy)
-    prompt = toy.cache.prompt(tokens(3), Namespace(cache_salt="pepper", lora_id="style"))
-    lock = toy.serve(prompt)
-    assert lock is not None
-    event = told.take().events[0]
-    assert isinstance(event, StoredEvent)
-    assert event.lora_name == "style"
-    assert event.extra_keys == (("style", "pepper"), ("style",), ("style",))
-
-
 def test_media_are_reported_with_the_pages_they_reach_into_now_and_when_announced() -> None:
     toy = engine()
     told = watched(toy)
@@ -294,7 +282,7 @@ def test_media_are_reported_with_the_pages_they_reach_into_now_and_when_announce
         ("style", ("dog", 5 - page_size)),
         ("style", ("dog", 5 - 2 * page_size)),
     )
-    assert first.extra_keys == expected
+    assert (first.lora_name, first.extra_keys) == ("style", expected)
     toy.cache.changes.forget()
     announced = [event for event in told.take().events if isinstance(event, StoredEvent) and event.group == 0]
     by_key = {key: extra for event in announced for key, extra in zip(event.hashes, event.extra_keys, strict=True)}

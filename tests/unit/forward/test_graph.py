@@ -131,21 +131,6 @@ def test_a_batch_that_does_not_fit_leaves_the_buffers_alone_and_says_so_r20(make
     assert buffers.refill(decode([row]).padded(REQUESTS_MAX))
 
 
-@both
-def test_during_capture_swa_layers_get_the_buffer_itself_r20(make: MakeTranslation) -> None:
-    allocator = diverged()
-    translation = make(allocator)
-    buffers = HybridGraphBuffers(DECODE, translation)
-    buffers.clear()
-    batch, metadata = buffers.views(2)
-    assert write_locs(LayerKind.SWA, batch, metadata, translation).data_ptr() == buffers.out_cache_loc_swa.data_ptr()
-    assert write_locs(LayerKind.FULL, batch, metadata, translation).data_ptr() == buffers.out_cache_loc.data_ptr()
-    # Used in Python after a refill, where no graph has fixed the choice, they are translated like any other batch.
-    assert buffers.refill(decode([allocate(allocator, 1)]))
-    chosen = write_locs(LayerKind.SWA, batch, metadata, translation)
-    assert chosen.tolist() == buffers.out_cache_loc_swa[:2].tolist()
-
-
 # ---- every kind of forward ---------------------------------------------------------------------------------------
 
 
@@ -218,6 +203,9 @@ def test_a_graph_of_any_size_reads_the_front_of_the_buffers(bucket: GraphBucket)
         metadata.query_starts: buffers.query_starts,
     }
     assert buffers.refill(batch)
+    # Used in Python after a refill, where no graph has fixed the choice, they are translated like any other batch.
+    chosen = write_locs(LayerKind.SWA, view, metadata, translation)
+    assert chosen.tolist() == buffers.out_cache_loc_swa[:tokens_count].tolist()
     for read, buffer in front.items():
         assert read.data_ptr() == buffer.data_ptr()
         assert torch.equal(read, buffer[: len(read)])

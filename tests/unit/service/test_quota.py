@@ -232,16 +232,6 @@ def test_spare_places_are_there_whatever_their_tenant_has_in_flight_and_few() ->
     assert scheduler.enter_spare("other") is not None
 
 
-def test_idle_is_when_no_call_holds_a_place() -> None:
-    scheduler = fair()
-    slot = entered(scheduler, "acme")
-    assert not scheduler.wait_idle(0)
-    leaver = Thread(target=slot.leave)
-    leaver.start()
-    assert scheduler.wait_idle(WAIT_S)
-    leaver.join()
-
-
 def test_calls_that_have_outlived_their_turn_hold_no_place() -> None:
     clock = ManualClock()
     scheduler = fair(clock)
