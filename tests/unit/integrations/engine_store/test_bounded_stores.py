@@ -1,23 +1,24 @@
 """Stores that return by themselves are called on their caller's thread and given the engine's rows themselves."""
 
 import gc
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from threading import Event, Thread, get_ident
+from threading import Event, get_ident
 
 import pytest
 
 from tests.support.engine_rows import IDENTITY, LAYOUT, PAGE_BYTES, EngineRows, label_of, opened_store, payload_of
 from tests.support.service import LoopbackServer
+from tests.support.store_calls import ScriptedStorage, at, raising
 from tests.support.wrappers import PATIENCE_S
 from unified_cache.core.config import GuardConfig
 from unified_cache.core.errors import StorageError
-from unified_cache.core.seal import HEADER_BYTES, Label
+from unified_cache.core.seal import HEADER_BYTES
 from unified_cache.integrations.engine_store import EnginePage, EngineStore, EngineStoreConfig, Unavailable
 from unified_cache.integrations.engine_store.buffers import BounceMemory
 from unified_cache.storage_backends.memory import MemoryStorage
-from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO
+from unified_cache.storage_backends.protocol import Answer, Capability
 from unified_cache.storage_backends.wrappers import Method
 
 NUMBERS = range(5)
@@ -40,58 +41,26 @@ def no_collection() -> Iterator[None]:
     gc.enable()
 
 
-class ThreadNotingStore(MemoryStorage):
-    """A bounded store that notes on which threads it is called, and hangs or fails where it is told to."""
+class ThreadNotingStore(ScriptedStorage):
+    """A bounded store that notes on which threads it is called."""
 
     def __init__(self) -> None:
         super().__init__()
         self.threads: set[int] = set()
-        self.puts_count = 0
-        self.hangs, self.may_go_on = Event(), Event()
-        self.fails = False
+        for method in (Method.EXISTS, Method.GET, Method.PUT):
+            self.before[method] = lambda: self.threads.add(get_ident())
 
     def capability(self) -> Capability:
-        return replace(super().capability(), call_s_max=0.1, exists_costs_io=True)
-
-    def exists(self, labels: Sequence[Label]) -> list[Answer]:
-        self.threads.add(get_ident())
-        return super().exists(labels)
-
-    def put(self, pages: Sequence[PageIO], level: Level) -> list[Answer]:
-        self.threads.add(get_ident())
-        self.puts_count += 1
-        return super().put(pages, level)
-
-    def get(self, pages: Sequence[PageIO]) -> list[Answer]:
-        self.threads.add(get_ident())
-        if self.fails:
-            raise StorageError("told to", retryable=True)
-        if self.may_go_on.is_set() or not self.hangs.is_set():
-            return super().get(pages)
-        self.hangs.clear()
-        assert self.may_go_on.wait(PATIENCE_S)
-        return super().get(pages)
+        return replace(super().capability(), bounded=True, call_s_max=0.1, exists_costs_io=True)
 
 
 def test_pages_pass_between_rows_and_a_service_by_no_memory_of_ours(landing: BounceMemory) -> None:
     server = LoopbackServer.start(MemoryStorage())
     with EngineStore.open(f"grpc://{server.address}", CONFIG) as store:
         store.register(IDENTITY, LAYOUT)
-        rows = EngineRows.holding(NUMBERS)
+        rows, target = EngineRows.holding(NUMBERS), EngineRows(len(NUMBERS))
         assert store.put(rows.pages(NUMBERS)) == [Answer.STORED] * len(NUMBERS)
-        order = [3, 99, 0, 4]
-        target = EngineRows(len(order))
-        hit = Answer.HIT
-        assert store.get(target.pages(order)) == [hit, Answer.MISS, hit, hit]
-        assert [target.payload(slot) == payload_of(number) for slot, number in enumerate(order)] == [
-            True,
-            False,
-            True,
-            True,
-        ]
-        assert store.counts().payload_bytes == {Method.PUT: 5 * PAGE_BYTES, Method.GET: 3 * PAGE_BYTES}
-        rows.close()
-        target.close()
+        assert store.get(target.pages(NUMBERS)) == [Answer.HIT] * len(NUMBERS)
         assert not any(landing.whole)
     server.stop()
 
@@ -115,7 +84,7 @@ def test_a_put_of_a_prompt_is_one_call_that_the_store_cuts_itself_unless_told_ho
     backend = ThreadNotingStore()
     with opened_store(backend, replace(CONFIG, piece_bytes=piece_bytes)) as store:
         assert store.put(EngineRows.holding(NUMBERS).pages(NUMBERS)) == [Answer.STORED] * len(NUMBERS)
-    assert backend.puts_count == puts_count
+    assert backend.calls.count(Method.PUT) == puts_count
 
 
 def test_rows_of_any_format_are_bytes_to_the_store(landing: BounceMemory) -> None:
@@ -131,8 +100,12 @@ def test_rows_of_any_format_are_bytes_to_the_store(landing: BounceMemory) -> Non
 
 def test_a_get_that_fails_leaves_no_view_of_the_rows(no_collection: None) -> None:
     backend = ThreadNotingStore()
+
+    def fail() -> None:
+        raise StorageError("told to", retryable=True)
+
+    backend.before[Method.GET] = fail
     store = opened_store(backend, EngineStoreConfig(guard=GuardConfig(retry_rounds_max=2, retry_pause_s=0.001)))
-    backend.fails = True
     rows = EngineRows(1)
     assert store.get(rows.pages([1])) == [Answer.UNAVAILABLE]
     assert store.counts().unavailable == {(Method.GET, Unavailable.FAILED): 1}
@@ -141,39 +114,31 @@ def test_a_get_that_fails_leaves_no_view_of_the_rows(no_collection: None) -> Non
 
 
 def test_an_interrupt_of_the_caller_in_a_store_is_the_callers() -> None:
-    class InterruptedStore(MemoryStorage):
-        is_interrupted = True
-
-        def get(self, pages: Sequence[PageIO]) -> list[Answer]:
-            if self.is_interrupted:
-                raise KeyboardInterrupt  # as the system does, on the thread that it interrupts
-            return super().get(pages)
-
-    backend = InterruptedStore()
-    store, rows = opened_store(backend, CONFIG), EngineRows(1)
-    with pytest.raises(KeyboardInterrupt):
-        store.get(rows.pages([1]))
-    backend.is_interrupted = False
-    assert store.get(rows.pages([1])) == [Answer.MISS]
-    store.close()
-    rows.close()
+    backend = ThreadNotingStore()
+    backend.before[Method.GET] = at(0, raising(KeyboardInterrupt()))  # as the system does, on the caller's thread
+    with opened_store(backend, CONFIG) as store:
+        with pytest.raises(KeyboardInterrupt):
+            store.get(EngineRows(1).pages([1]))
+        assert store.get(EngineRows(1).pages([1])) == [Answer.MISS]
 
 
 def test_close_waits_no_longer_than_it_was_told_for_a_caller_in_a_store() -> None:
-    backend = ThreadNotingStore()
+    backend, hangs, may_go_on = ThreadNotingStore(), Event(), Event()
     store = opened_store(backend, CONFIG)
     rows = EngineRows.holding([1])
     store.put(rows.pages([1]))
-    backend.hangs.set()
-    answers: list[Answer] = []
-    caller = Thread(target=lambda: answers.extend(store.get(rows.pages([1]))))
-    caller.start()
-    while backend.hangs.is_set():
-        threading.Event().wait(0.001)
-    store.close(0.0)
-    assert store.get(rows.pages([1])) == [Answer.UNAVAILABLE]
-    assert not answers
-    backend.may_go_on.set()
-    caller.join(PATIENCE_S)
-    assert answers == [Answer.HIT]
+
+    def hang() -> None:
+        hangs.set()
+        assert may_go_on.wait(PATIENCE_S)
+
+    backend.before[Method.GET] = hang
+    with ThreadPoolExecutor(1) as caller:
+        answers = caller.submit(store.get, rows.pages([1]))
+        assert hangs.wait(PATIENCE_S)
+        store.close(0.0)
+        assert store.get(rows.pages([1])) == [Answer.UNAVAILABLE]
+        assert not answers.done()
+        may_go_on.set()
+        assert answers.result(PATIENCE_S) == [Answer.HIT]
     rows.close()

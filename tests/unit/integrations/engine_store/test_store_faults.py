@@ -3,7 +3,6 @@
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from socket import AF_INET, SOCK_STREAM, socket
@@ -21,12 +20,12 @@ from tests.support.store_calls import ScriptedStorage, at, raising
 from tests.support.wrappers import PATIENCE_S, scripted
 from unified_cache.core.config import GuardConfig
 from unified_cache.core.errors import StorageError
-from unified_cache.core.seal import HEADER_BYTES, Label, seal
+from unified_cache.core.seal import HEADER_BYTES, seal
 from unified_cache.integrations.engine_store import EngineStore, EngineStoreConfig, Unavailable
 from unified_cache.storage_backends.common.breaker import Backoff, BreakerState
 from unified_cache.storage_backends.common.opening import Retries
 from unified_cache.storage_backends.memory import MemoryStorage
-from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, Store
+from unified_cache.storage_backends.protocol import Answer, Level, PageIO, Store
 from unified_cache.storage_backends.url import open_storage
 from unified_cache.storage_backends.wrappers import Method
 
@@ -70,16 +69,6 @@ def test_a_get_that_hangs_ends_at_its_deadline_and_never_touches_the_rows_again(
     rows.close()
 
 
-def test_while_a_get_hangs_the_engine_may_give_its_memory_back() -> None:
-    backend = scripted({1: HANG}, stored([1]))
-    store = opened_store(backend, SOON_LATE)
-    rows = EngineRows(1)
-    assert store.get(rows.pages([1])) == [Answer.UNAVAILABLE]
-    rows.close()  # BufferError, had the store's thread a view of it
-    store.close(0.0)
-    backend.release()
-
-
 def test_a_put_that_hangs_stores_what_the_rows_held_when_it_was_called() -> None:
     backend = scripted({2: HANG})
     store = opened_store(backend, SOON_LATE)
@@ -103,18 +92,6 @@ def test_a_put_whose_look_up_hangs_ends_at_its_deadline_and_reads_no_row_afterwa
     release(backend, store)
     assert store.exists([label_of(1)]) == [Answer.MISS]
     store.close()
-
-
-def test_with_all_landing_memory_in_quarantine_pages_are_unavailable_at_once() -> None:
-    backend = scripted({1: HANG}, stored([1]))
-    # Nobody waits for memory: the deadline of the second call would be a minute away.
-    store = opened_store(backend, SOON_LATE)
-    store.get(EngineRows(2).pages([1, 1]))
-    assert store.get(EngineRows(1).pages([1])) == [Answer.UNAVAILABLE]
-    assert store.counts().unavailable[Method.GET, Unavailable.NO_BOUNCE_BUFFER] == 1
-    assert store.exists([label_of(1)]) == [Answer.HIT]
-    store.close(0.0)
-    backend.release()
 
 
 def test_with_all_threads_lost_pages_are_unavailable_at_once() -> None:
@@ -172,15 +149,12 @@ def test_a_store_that_fails_and_recovers_is_asked_again() -> None:
 
 def test_a_store_that_is_away_is_opened_by_a_later_call_and_told_what_was_registered() -> None:
     clock = ManualClock()
-    watched = ScriptedStorage()
+    watched, away = ScriptedStorage(), [StorageError("the server is away", retryable=True)] * 2
     store_page(watched, 1)
-    failures = 2
 
     def make() -> Store:
-        nonlocal failures
-        failures -= 1
-        if failures >= 0:
-            raise StorageError("the server is away", retryable=True)
+        if away:
+            raise away.pop()
         return watched
 
     store = EngineStore.opened_by(make, EngineStoreConfig(guard=GuardConfig(breaker_pause_s=1.0)), clock=clock)
@@ -321,14 +295,8 @@ def test_a_store_that_is_open_keeps_no_thread_that_opens_it() -> None:
 
 
 def test_a_call_whose_time_is_over_answers_for_the_pages_it_reached() -> None:
-    clock = ManualClock()
-
-    class SlowReads(MemoryStorage):
-        def get(self, pages: Sequence[PageIO]) -> list[Answer]:
-            clock.now_s += 10.0
-            return super().get(pages)
-
-    backend = SlowReads()
+    clock, backend = ManualClock(), ScriptedStorage()
+    backend.before[Method.GET] = lambda: clock.sleep(10.0)
     config = EngineStoreConfig(guard=GuardConfig(deadline_s=60.0), piece_bytes=1, call_timeout_s=15.0)
     store = opened_store(backend, config, clock)
     rows = EngineRows.holding(range(4))
@@ -356,16 +324,11 @@ def test_close_sends_callers_away_whose_store_hangs() -> None:
 
 
 def test_what_a_store_raises_against_all_rules_is_an_answer_too() -> None:
-    class RaisingAgainstTheRules(MemoryStorage):
-        def get(self, pages: Sequence[PageIO]) -> list[Answer]:
-            raise BaseException("a native library panicked")  # as they do
-
-    store = opened_store(RaisingAgainstTheRules(), SOON_LATE)
-    rows = EngineRows(1)
-    assert store.get(rows.pages([1])) == [Answer.UNAVAILABLE]
-    assert store.counts().unavailable == {(Method.GET, Unavailable.FAILED): 1}
-    store.close()
-    rows.close()
+    backend = ScriptedStorage()
+    backend.before[Method.GET] = raising(BaseException("a native library panicked"))
+    with opened_store(backend, SOON_LATE) as store:
+        assert store.get(EngineRows(1).pages([1])) == [Answer.UNAVAILABLE]
+        assert store.counts().unavailable == {(Method.GET, Unavailable.FAILED): 1}
 
 
 def release(backend: FaultyStorage, store: EngineStore) -> None:
@@ -394,17 +357,9 @@ def test_a_late_call_that_nobody_waits_for_is_given_up_by_who_looks_and_its_rows
 
 
 def test_look_ups_that_run_on_a_thread_of_the_stores_need_no_other_one_and_are_given_up_with_it() -> None:
-    threads: set[str] = set()
-
-    class NotedStorage(MemoryStorage):
-        def capability(self) -> Capability:
-            return replace(super().capability(), bounded=False, exists_costs_io=True)
-
-        def exists(self, labels: Sequence[Label]) -> list[Answer]:
-            threads.add(current_thread().name)
-            return super().exists(labels)
-
-    backend = scripted({2: HANG}, NotedStorage())
+    threads, watched = set[str](), ScriptedStorage()
+    watched.before[Method.EXISTS] = lambda: threads.add(current_thread().name)
+    backend = scripted({2: HANG}, watched)
     store = opened_store(backend, SOON_LATE)
     ends: list[bool] = []
 
