@@ -33,7 +33,7 @@ from unified_cache.core.errors import (
 from unified_cache.core.seal import Label
 from unified_cache.storage_backends.common.bounded_call import time_left_s
 from unified_cache.storage_backends.common.breaker import Backoff, BreakerState, CircuitBreaker
-from unified_cache.storage_backends.common.call_threads import CallThreads
+from unified_cache.storage_backends.common.call_threads import CallThreads, run_here
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO, Store
@@ -162,43 +162,22 @@ def test_a_put_that_was_declined_and_a_miss_are_answers() -> None:
     assert (faulty.calls_count, storage.retries_count) == (2, 0)
 
 
-def test_what_cannot_pass_is_not_tried_again() -> None:
-    clock = ManualClock()
-    storage = retrying(MemoryStorage(), 5, clock)
-    with pytest.raises(StorageError, match="DURABLE"):
-        storage.put(sealed([1]), Level.DURABLE)
-    assert (storage.retries_count, clock.sleeps_s) == (0, [])
+@pytest.mark.parametrize(
+    "error", [StorageError("it cannot pass", retryable=False), StorageTimeoutError("too late", run_here(lambda: None))]
+)
+def test_what_cannot_pass_and_a_timeout_are_not_tried_again(error: StorageError) -> None:
+    store, clock = ScriptedStorage(), ManualClock()
+    errors = [error, StorageError("once more", retryable=True)]
 
+    def fail() -> None:
+        raise errors.pop()
 
-class TimingOut(MemoryStorage):
-    """A store that fails the first get and times out for the second."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.gets_count = 0
-
-    def get(self, pages: Sequence[PageIO]) -> list[Answer]:
-        self.gets_count += 1
-        if self.gets_count == 1:
-            raise StorageError("once more", retryable=True)
-        raise StorageTimeoutError("too late", Returned())
-
-
-class Returned:
-    name = "get"
-    started_s = 0.0
-    returned = True
-
-    def wait(self, timeout_s: float) -> bool:
-        return True
-
-
-def test_a_timeout_is_not_tried_again() -> None:
-    backend = TimingOut()
-    storage = retrying(backend, 5)
-    with pytest.raises(StorageTimeoutError):
+    store.before[Method.GET] = fail
+    storage = retrying(store, 5, clock)
+    with pytest.raises(StorageError) as raised:
         storage.get(blank([3]))
-    assert (backend.gets_count, storage.retries_count) == (2, 1)
+    assert raised.value is error
+    assert (store.calls.count(Method.GET), storage.retries_count, len(clock.sleeps_s)) == (2, 1, 1)
 
 
 def test_other_methods_are_tried_once() -> None:
@@ -256,44 +235,32 @@ def let_go(faulty: FaultyStorage, calls_count: int) -> None:
     faulty.release()
 
 
-def test_the_buffers_of_a_call_that_timed_out_are_written_later_and_its_call_says_when_that_is_over() -> None:
-    faulty = scripted({0: StorageFault.HANG}, filled(MemoryStorage()))
-    clock = ManualClock()
-    clock.now_s = 100.0
-    storage = bounded(faulty, SHORT_S, calls_max=2, clock=clock)
-    page = blank_page(label(1))
-    error = timed_out(storage, page)
-    assert error.retryable
-    assert (error.call.name, error.call.started_s) == ("get", 100.0)
-    assert not error.call.returned
-    assert not error.call.wait(0.0)
-    assert not any(bytes_of(page))
-    let_go(faulty, 1)
-    assert error.call.wait(PATIENCE_S)
-    assert error.call.returned
-    assert bytes_of(page) == bytes_of(sealed_page(label(1)))
-    storage.close(PATIENCE_S)
-
-
-def test_once_every_thread_is_stuck_calls_raise_at_once_and_are_not_started() -> None:
+def test_calls_that_timed_out_are_named_until_they_return_and_once_every_thread_is_stuck_none_is_started() -> None:
     faulty = scripted({0: StorageFault.HANG, 1: StorageFault.HANG}, filled(MemoryStorage()))
-    clock = ManualClock()
+    clock = ManualClock(100.0)
     storage = bounded(faulty, SHORT_S, calls_max=2, clock=clock)
     page = blank_page(label(1))
-    calls = [timed_out(storage, page).call]
-    clock.now_s = 5.0
-    calls.append(timed_out(storage, page).call)
-    clock.now_s = 6.0
+    errors = [timed_out(storage, page)]
+    clock.now_s = 105.0
+    errors.append(timed_out(storage, page))
+    clock.now_s = 106.0
+    calls = [error.call for error in errors]
+    assert [(call.name, call.started_s, call.returned) for call in calls] == [
+        ("get", 100.0, False),
+        ("get", 105.0, False),
+    ]
     assert storage.stuck_count == 2
     assert faulty.wait_until_hung(2, PATIENCE_S)
     assert all(thread.daemon for thread in threading.enumerate() if thread.name.startswith("storage-call"))
     with pytest.raises(StorageError, match=r"exists was not started.*get for 6\.0 s, get for 1\.0 s") as raised:
         storage.exists([label(1)])
-    assert raised.value.retryable
     assert not isinstance(raised.value, StorageTimeoutError)
+    assert all(error.retryable for error in (*errors, raised.value))
     assert faulty.calls_count == 2
+    assert not any(bytes_of(page))
     let_go(faulty, 2)
-    assert all(call.wait(PATIENCE_S) for call in calls)
+    assert all(call.wait(PATIENCE_S) and call.returned for call in calls)
+    assert bytes_of(page) == bytes_of(sealed_page(label(1)))
     assert storage.stuck_count == 0
     storage.close(PATIENCE_S)
 
@@ -403,6 +370,11 @@ def test_after_failures_in_a_row_the_store_is_absent() -> None:
         storage.register(manifest_of(MODEL, LAYOUT), {})
     assert storage.capability().name == "memory"
     assert (faulty.calls_count, storage.breaker.refused_count, storage.breaker.changes_count) == (4, 6, 1)
+    storage.close()
+    with pytest.raises(ClosedError):
+        storage.exists([label(1)])
+    with pytest.raises(ClosedError):
+        storage.capability()
 
 
 def test_while_open_nothing_is_touched_and_a_touch_that_fails_counts() -> None:
@@ -565,16 +537,6 @@ def test_only_what_speaks_against_the_store_is_a_failure(error: BaseException, i
     with pytest.raises(type(error)):
         storage.scan(label(1).identity)
     assert (storage.breaker.state is BreakerState.OPEN) == is_failure
-
-
-def test_a_closed_store_is_closed_in_every_state() -> None:
-    storage = breaking(scripted({0: StorageFault.FAIL}), 1, ManualClock())
-    failing(storage, 1)
-    storage.close()
-    with pytest.raises(ClosedError):
-        storage.exists([label(1)])
-    with pytest.raises(ClosedError):
-        storage.capability()
 
 
 def test_a_backoff_doubles_up_to_its_bound_however_often() -> None:
