@@ -310,20 +310,6 @@ def test_progress_ends_with_all_that_was_planned_where_prompts_share_pages(name:
     assert sum(seen) == plan.todo.objects_count > 0
 
 
-@every_kind
-def test_what_the_target_has_completes_what_the_source_lacks(kind: str, tmp_path: Path) -> None:
-    layout, prompt = LAYOUTS["full"], prompt_of(1)
-    source, target = open_store(kind, tmp_path / "source"), open_store(kind, tmp_path / "target")
-    pool = layout.pools[0]
-    for page, key in enumerate(prompt.keys):
-        put(source if page % 2 else target, layout, key, pool)
-    found, result = prefetch(source, target, layout, [prompt])
-    assert found == [Prefetched(PAGES, PAGES, PAGES)]
-    assert (result.copied.objects_count, result.skipped.objects_count) == (PAGES // 2, PAGES // 2)
-    source.close()
-    target.close()
-
-
 def test_pages_that_prompts_share_are_copied_and_read_once() -> None:
     layout, prompt = LAYOUTS["full_swa"], prompt_of(1)
     source, target = ListedMemory(), ListedMemory()

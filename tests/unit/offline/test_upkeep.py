@@ -1,6 +1,5 @@
 """Verifying, scrubbing, collecting and clearing stores, and finding out what they hold."""
 
-import os
 from dataclasses import replace as replaced
 from itertools import groupby
 from pathlib import Path
@@ -28,7 +27,6 @@ from unified_cache.core.seal import HEADER_BYTES, Label
 from unified_cache.core.shards import NamedShard
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.storage_backends.manifest import described_by, manifest_of
-from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.offline import prompts as prompts_module
 from unified_cache.storage_backends.offline.listing import count_objects, listed, total_of
 from unified_cache.storage_backends.offline.prompts import read_prompts
@@ -85,33 +83,6 @@ def test_an_identity_without_a_manifest_is_verified_by_its_seals(tmp_path: Path)
     result = verify(storage, StoredIdentity(kept.digest, Undescribed("lost")), unwatched)
     assert result.count(Answer.FLAWED) == 1
     assert result.sound_count == result.read.objects_count - 1
-
-
-def test_reading_all_of_a_file_store_leaves_its_recency_as_it_was(tmp_path: Path) -> None:
-    kept = filled("file", tmp_path / "store", LAYOUTS["full"])
-    files = list((tmp_path / "store").rglob("*.toy0"))
-    for number, path in enumerate(sorted(files)):
-        os.utime(path, (1_000_000 - number, 1_000_000 - number))
-    storage = open_to_read(url_of("file", tmp_path / "store"))
-    before = {path: path.stat().st_mtime_ns for path in files}
-    assert verify(storage, kept, unwatched).findings == []
-    assert {path: path.stat().st_mtime_ns for path in files} == before
-    used = storage.used_between(kept.digest)
-    assert used == (min(before.values()), max(before.values()))
-    storage.close()
-    assert {path: path.stat().st_mtime_ns for path in files} == before
-
-
-def test_reading_all_of_a_packed_store_leaves_its_pages_and_their_times_of_use_as_they_were(tmp_path: Path) -> None:
-    kept = filled("packed", tmp_path / "store", LAYOUTS["full_swa"])
-    before = {path: path.read_bytes() for path in (tmp_path / "store").rglob("*.pack")}
-    assert len(before) == len(LAYOUTS["full_swa"].pools)
-    storage = open_to_read(url_of("packed", tmp_path / "store"))
-    used = storage.used_between(kept.digest)
-    assert verify(storage, kept, unwatched).findings == []
-    assert storage.used_between(kept.digest) == used
-    storage.close()
-    assert {path: path.read_bytes() for path in (tmp_path / "store").rglob("*.pack")} == before
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
@@ -184,11 +155,6 @@ def test_a_manifest_that_is_missing_broken_or_of_another_identity_is_named(tmp_p
     with pytest.raises(StorageError, match="must have that digest"):
         StoredIdentity(TOY.digest(LAYOUTS["full_mamba"]), reasons[TOY.digest(LAYOUTS["full_mamba"])]).described()
     storage.close()
-
-
-def test_a_store_without_a_catalog_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"memory has no manifests\(\)"):
-        identities_of(MemoryStorage())
 
 
 def test_opening_a_store_that_is_not_there_makes_none(tmp_path: Path) -> None:

@@ -46,14 +46,6 @@ def test_a_path_that_names_a_variable_that_is_not_set_is_refused_and_made_nowher
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("keys", ["file:/no/such/keys", "env:NO_SUCH_KEYS", "nothing"])
-def test_a_store_whose_keys_cannot_be_had_is_made_nowhere(keys: str, tmp_path: Path) -> None:
-    for scheme in ("file", "packed"):
-        with pytest.raises(ConfigError, match="keys"):
-            open_storage(f"{scheme}:{tmp_path / 'store'}#keys={keys}")
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.parametrize("server", ["127.0.0.1:99999", "127.0.0.1:0", "127.0.0.1:http", ":50051", "127.0.0.1"])
 def test_a_service_whose_port_is_none_is_refused_and_not_away_for_ever(server: str) -> None:
     with pytest.raises(ConfigError, match="a service is named as"):

@@ -451,21 +451,16 @@ def queues() -> ReadQueues:
     return made
 
 
-def test_files_read_together_come_each_into_its_own_buffers(fds: list[int], queues: ReadQueues) -> None:
-    for offset in (0, DIRECT_BLOCK_BYTES):
-        reads = reads_of(fds, offset)
-        counts = outcomes_of(queues, reads)
-        found = [came(read, count) for read, count in zip(reads, counts, strict=True)]
-        assert found == [content_of(number)[offset:] for number in range(FILES_COUNT)]
-
-
 @pytest.mark.parametrize("depth", [1, 2, 7, QUEUE_READS_MAX])
-def test_more_reads_than_a_queue_holds_all_come(fds: list[int], queues: ReadQueues, depth: int) -> None:
-    reads = reads_of(fds * (2 * QUEUE_READS_MAX // FILES_COUNT + 1))
+@pytest.mark.parametrize("offset", [0, DIRECT_BLOCK_BYTES])
+def test_more_reads_than_a_queue_holds_come_each_into_its_own_buffers(
+    fds: list[int], queues: ReadQueues, depth: int, offset: int
+) -> None:
+    reads = reads_of(fds * (2 * QUEUE_READS_MAX // FILES_COUNT + 1), offset)
     counts = outcomes_of(queues, reads, depth)
     assert len(reads) > QUEUE_READS_MAX
     for number, (read, count) in enumerate(zip(reads, counts, strict=True)):
-        assert came(read, count) == content_of(number % FILES_COUNT)
+        assert came(read, count) == content_of(number % FILES_COUNT)[offset:]
 
 
 @pytest.mark.parametrize("depth", [1, 8, 46, QUEUE_READS_MAX])
@@ -527,27 +522,20 @@ def test_a_fault_while_reads_are_taken_waits_for_those_under_way(fds: list[int],
     assert outcomes_of(queues, reads_of(fds)) == [len(content_of(number)) for number in range(FILES_COUNT)]
 
 
-def test_a_read_that_fails_is_reported_and_the_others_come(fds: list[int], queues: ReadQueues) -> None:
-    reads = reads_of(fds)
-    reads[2] = reads[2]._replace(offset=100)
-    counts = outcomes_of(queues, reads)
-    assert isinstance(counts.pop(2), OSError)
-    del reads[2]
-    expected = [content_of(number) for number in range(FILES_COUNT) if number != 2]
-    assert [came(read, count) for read, count in zip(reads, counts, strict=True)] == expected
-
-
 @pytest.mark.parametrize("place", [0, 2, FILES_COUNT - 1])
-def test_a_file_that_is_not_open_is_reported_and_the_others_come(
-    fds: list[int], queues: ReadQueues, place: int
+@pytest.mark.parametrize(("flaw", "reason"), [({"fd": -1}, errno.EBADF), ({"offset": 100}, errno.EINVAL)])
+def test_a_read_that_fails_is_reported_and_the_others_come(
+    fds: list[int], queues: ReadQueues, place: int, flaw: dict[str, int], reason: int
 ) -> None:
     reads = reads_of(fds)
-    reads[place] = reads[place]._replace(fd=-1)
+    reads[place] = reads[place]._replace(**flaw)  # type: ignore[arg-type]
     counts = outcomes_of(queues, reads)
     failed = counts.pop(place)
     assert isinstance(failed, OSError)
-    assert failed.errno == errno.EBADF
-    assert counts == [len(content_of(number)) for number in range(FILES_COUNT) if number != place]
+    assert failed.errno == reason
+    del reads[place]
+    expected = [content_of(number) for number in range(FILES_COUNT) if number != place]
+    assert [came(read, count) for read, count in zip(reads, counts, strict=True)] == expected
 
 
 def test_a_child_that_was_forked_reads_without_its_parent_s_queue(fds: list[int], queues: ReadQueues) -> None:

@@ -15,7 +15,7 @@ import pytest
 from google.protobuf.json_format import MessageToJson
 
 from tests.sources import ROOT
-from tests.support.files import DiskFault, FaultyDisk, bytes_in, descriptors, put
+from tests.support.files import DiskFault, FaultyDisk, bytes_in, put
 from tests.support.store_kinds import DirectoryStorage, StoreKind
 from unified_cache.core.errors import ConfigError, InputError, StorageError
 from unified_cache.core.pool import Identity
@@ -375,16 +375,6 @@ def test_what_somebody_removed_under_an_open_store_is_made_again_and_a_restart_f
         if kind is StoreKind.FILE or level is Level.DURABLE or not is_known:
             assert storage.get([blank_page(page.label) for page in pages]) == [Answer.HIT] * 8
         assert put(storage, range(4, 12), level) == [True] * 8
-
-
-def test_closing_gives_back_every_descriptor_and_temp_directory(kind: StoreKind, root: Path) -> None:
-    for bytes_max in (15 * kind.taken_bytes(), 15 * kind.taken_bytes(), None):
-        storage = kind.open(root, bytes_max=bytes_max)
-        put(storage, range(20), Level.DURABLE)
-        storage.put([sealed_page(label(1), 3000), sealed_page(label(1, "a"))], Level.CACHED)
-        storage.close()
-        assert descriptors(root) == []
-        assert list((root / "tmp").iterdir()) == []
 
 
 # The text after ``file:`` in the name of a store

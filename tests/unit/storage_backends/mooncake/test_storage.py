@@ -56,11 +56,6 @@ def test_a_url_names_the_master_and_what_this_process_is_to_it() -> None:
     assert address_of_url("//master:1?admin=2") == MooncakeAddress("master", 1, admin_port=2)
 
 
-def test_a_cap_is_refused_where_nodes_give_it() -> None:
-    with pytest.raises(ConfigError, match="has the cap that its nodes give it"):
-        open_storage(f"mooncake://127.0.0.1:{PORT_OF_NOBODY}", bytes_max=1 << 30)
-
-
 @pytest.mark.parametrize(
     "rest",
     [

@@ -37,14 +37,6 @@ except StorageError as error:
 # Restarts
 
 
-def test_a_page_twice_in_a_batch_at_two_lengths_is_there_once_and_counted_once(storage: PackedStorage) -> None:
-    stored = storage.put([sealed_page(label(1)), sealed_page(label(1), 3000)], Level.CACHED)
-    (listed,) = listing(storage, label(1).identity)
-    assert any(stored)
-    assert storage.bytes_used == taken_bytes(listed.object_bytes)
-    assert storage.get([blank_page(label(1), listed.object_bytes)]) == [Answer.HIT]
-
-
 # Calls on the disk
 
 
@@ -227,17 +219,27 @@ def test_a_durable_put_fails_where_somebody_removed_the_file_under_it_and_the_ne
         assert storage.exists([label(1), label(2)]) == [Answer.HIT, Answer.HIT]
 
 
-def test_a_page_that_is_unreadable_again_and_again_leaves_nothing_behind_when_it_is_removed(root: Path) -> None:
+@pytest.mark.parametrize(
+    "remove",
+    [
+        lambda storage: storage.remove([label(number) for number in range(3)]),
+        lambda storage: storage.clear(label(0).identity),
+    ],
+    ids=["remove", "clear"],
+)
+def test_a_page_that_is_unreadable_again_and_again_leaves_nothing_behind_when_it_is_removed(
+    remove: Callable[[PackedStorage], int], root: Path
+) -> None:
     disk = FaultyDisk(DiskFault.EIO, only="preadv")
     with closing(opened(root, disk=disk)) as storage:
         for _ in range(3):
-            put(storage, [1])
+            put(storage, range(3))
             disk.failing = range(1 << 30)
             assert storage.get([blank_page(label(1))]) == [Answer.UNAVAILABLE]
             disk.failing = range(0)
-        assert storage.remove([label(1)]) == 1
+        assert remove(storage) == 3
     with closing(opened(root)) as storage:
-        assert storage.exists([label(1)]) == [Answer.MISS]
+        assert storage.exists([label(number) for number in range(3)]) == [Answer.MISS] * 3
         assert storage.bytes_used == 0
 
 
@@ -280,16 +282,3 @@ def test_a_way_that_cannot_be_synced_is_no_reason_to_refuse_a_new_store(root: Pa
 
     with closing(opened(root, disk=ProcDisk())) as storage:
         assert put(storage, [1], Level.DURABLE) == [True]
-
-
-def test_clear_takes_pages_that_cannot_be_read_along(root: Path) -> None:
-    disk = FaultyDisk(DiskFault.EIO, only="preadv")
-    with closing(opened(root, disk=disk)) as storage:
-        put(storage, range(3))
-        disk.failing = range(1 << 30)
-        assert storage.get([blank_page(label(1))]) == [Answer.UNAVAILABLE]
-        disk.failing = range(0)
-        assert storage.clear(label(0).identity) == 3
-    with closing(opened(root)) as storage:
-        assert storage.exists([label(number) for number in range(3)]) == [Answer.MISS] * 3
-        assert storage.bytes_used == 0

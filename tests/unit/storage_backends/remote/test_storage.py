@@ -138,13 +138,7 @@ def test_no_proxy_that_the_environment_names_sees_a_call(monkeypatch: pytest.Mon
             proxy.accept()
 
 
-def test_a_service_is_opened_by_its_url() -> None:
-    running = LoopbackServer.start(MemoryStorage())
-    storage = open_for_contract(open_storage(f"grpc://{running.address}"))
-    assert storage.put([sealed_page(label(1))], Level.CACHED) == [Answer.STORED]
-    assert storage.exists([label(1)]) == [Answer.HIT]
-    storage.close()
-    running.stop()
+def test_a_service_has_no_cap_of_its_clients_and_a_scheme_that_is_none_is_refused() -> None:
     with pytest.raises(ConfigError, match="cap of its own"):
         open_storage("grpc://127.0.0.1:1", bytes_max=5)
     with pytest.raises(ConfigError, match=r"grpc:, grpcs:"):

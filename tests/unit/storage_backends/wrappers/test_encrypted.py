@@ -419,19 +419,14 @@ def test_no_key_is_in_an_error_a_log_or_a_repr(
     assert bytes.fromhex(OLD[:16]) not in said.encode()
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        "file:/no/such/file",
-        "file:/dev/null",
-        "env:NO_SUCH_KEYS",
-        "vault:x",
-        "env:",
-    ],
-)
-def test_keys_that_cannot_be_had_are_refused_when_the_store_is_opened(source: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", StoreKind)
+@pytest.mark.parametrize("source", ["file:/no/such/file", "file:/dev/null", "env:NO_SUCH_KEYS", "vault:x", "env:"])
+def test_keys_that_cannot_be_had_are_refused_and_the_store_is_made_nowhere(
+    source: str, kind: StoreKind, tmp_path: Path
+) -> None:
     with pytest.raises(ConfigError, match="keys"):
-        open_storage(f"file:{tmp_path / 'store'}#keys={source}")
+        open_storage(f"{kind.value}:{tmp_path / 'store'}#keys={source}")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_store_that_does_not_know_lengths_is_not_coded() -> None:
