@@ -61,7 +61,10 @@ def put_under_way(server: ServeProcess) -> Iterator[Event]:
         assert answer.code() is not None
 
 
-def test_sigterm_lets_a_call_in_flight_end_and_then_ends_well(tmp_path: Path) -> None:
+@pytest.mark.parametrize("twice", [False, True])
+def test_sigterm_lets_a_call_in_flight_end_and_then_ends_well_and_a_second_signal_stops_at_once(
+    tmp_path: Path, twice: bool
+) -> None:
     with (
         serving(tmp_path, QUOTA__CALLS_MAX="1") as server,
         put_under_way(server) as go_on,
@@ -72,6 +75,10 @@ def test_sigterm_lets_a_call_in_flight_end_and_then_ends_well(tmp_path: Path) ->
         while (refused := refusal(channel, Call.HELLO)) is None or refused[0] is not grpc.StatusCode.UNAVAILABLE:
             pass
         assert server.child.poll() is None
+        if twice:
+            server.child.send_signal(signal.SIGINT)
+            assert server.child.wait(CALL_S) == 128 + signal.SIGINT
+            return
         go_on.set()
         status, kinds = server.ended()
         assert status == 0
@@ -84,19 +91,6 @@ def test_the_first_line_says_where_what_and_within_what_bounds_each_once(tmp_pat
         said = server.first["text"]
         for fact in (f":{server.port} in plain text", f"file:{tmp_path / 'kv'}", "1.00 GiB", "3.00 MiB"):
             assert said.count(fact) == 1, said
-
-
-def test_a_second_signal_stops_at_once(tmp_path: Path) -> None:
-    with (
-        serving(tmp_path, QUOTA__CALLS_MAX="1") as server,
-        put_under_way(server),
-        grpc.insecure_channel(server.address) as channel,
-    ):
-        server.child.send_signal(signal.SIGTERM)
-        while (refused := refusal(channel, Call.HELLO)) is None or refused[0] is not grpc.StatusCode.UNAVAILABLE:
-            pass
-        server.child.send_signal(signal.SIGINT)
-        assert server.child.wait(CALL_S) == 128 + signal.SIGINT
 
 
 def test_insecure_is_said_loudly(tmp_path: Path) -> None:

@@ -270,7 +270,7 @@ def test_a_prompt_resumes_from_the_pages_whose_pairs_it_shares() -> None:
     assert toy.cache.match(toy.cache.prompt(TOKENS, BIGRAMS)).tree_end == 6
 
 
-def test_bigrams_and_single_tokens_never_share_a_page() -> None:
+def test_bigrams_and_single_tokens_never_share_a_page_and_come_back_from_storage_byte_by_byte() -> None:
     storage = MemoryStorage()
     toy = engine(storage, layout=THREE, device=16)
     for namespace in (DEFAULT_NAMESPACE, BIGRAMS):
@@ -279,17 +279,8 @@ def test_bigrams_and_single_tokens_never_share_a_page() -> None:
         over(toy.cache, toy.cache.backup(prompt))
     # The tokens that a tree walks for bigrams are these, and another prompt's all the same.
     assert toy.cache.match(toy.cache.prompt(TOKENS[1:])).tree_end == 0
-    assert toy.cache.close() == []
-
-
-def test_bigrams_come_back_from_storage_byte_by_byte() -> None:
-    storage = MemoryStorage()
-    writer = engine(storage, layout=THREE, device=16)
-    prompt = writer.cache.prompt(TOKENS, BIGRAMS)
-    serve(writer, prompt)
-    over(writer.cache, writer.cache.backup(prompt))
     reader = engine(storage, layout=THREE, device=16)
-    for start in (reader.cache.prefetch, reader.cache.load):
-        assert start(prompt) is not None
-        reader.cache.wait_all(1)
-    assert reader.read_back(prompt) == prompt.pages_count == 6
+    for namespace in (DEFAULT_NAMESPACE, BIGRAMS):
+        prompt = reader.cache.prompt(TOKENS, namespace)
+        move(reader, reader.cache.prefetch, reader.cache.load, prompt=prompt)
+        assert reader.read_back(prompt) == prompt.pages_count == 6

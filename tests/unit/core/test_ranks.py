@@ -233,21 +233,6 @@ class DecliningOnce(Declining):
         return self.left >= 0
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_no_room_on_one_rank_is_no_room_on_any(rank: int) -> None:
-    def live(ranks: ThreadRanks) -> tuple[int, int, str]:
-        toy = engine(layout=FULL, ranks=ranks)
-        cache = toy.cache
-        prompt = serve(toy, 5)
-        host = cache._ledger._allocators[Tier.HOST]
-        if ranks.rank == rank:
-            host[0] = FlakyAllocator(host[0].capacity, DecliningOnce(random.Random(0), 1.0))
-        assert [over(cache, cache.backup(prompt)).pages_count for _ in range(2)] == [0, 5]
-        return cache.match(prompt).full_end(Tier.HOST), out_pages(cache), digest_of(cache)
-
-    assert same(in_threads(2, live))[:2] == (5, 0)
-
-
 @pytest.mark.parametrize("troubled", [None, 0, 1])
 def test_what_eviction_saves_on_one_rank_it_saves_on_all(troubled: int | None) -> None:
     def live(ranks: ThreadRanks) -> tuple[int, int, str]:

@@ -243,19 +243,6 @@ def test_calls_that_have_outlived_their_turn_hold_no_place() -> None:
     assert entered(scheduler, "c").wait(0)
 
 
-def test_a_call_without_a_message_takes_no_turn_and_counts_in_its_tenants_quota() -> None:
-    scheduler = fair(limits=Limits(tenant_running_max=1), calls_max=2)
-    half_open = [scheduler.enter("acme") for _ in range(2)]
-    assert None not in half_open
-    assert scheduler.enter("acme") is None
-    assert entered(scheduler, "other").wait(0)
-    assert scheduler.by_tenant()["acme"].half_open_count == 2
-    for slot in half_open:
-        assert slot is not None
-        slot.give_up()
-    assert set(scheduler.by_tenant()) == {"other"}
-
-
 @pytest.mark.threat("starving other tenants")
 @pytest.mark.parametrize("flooding_count", [1, 2, 4, 8])
 def test_tenants_that_take_all_they_may_leave_places_to_others(flooding_count: int) -> None:
