@@ -383,27 +383,21 @@ def test_closing_names_the_threads_that_have_not_ended_and_lets_what_waits_run()
 
 
 def test_a_thread_that_was_replaced_ends_when_its_store_returns() -> None:
-    has_ended, is_in_store, goes_on = Event(), Event(), Event()
+    started, gates = list[Thread](), Gates()
 
     def start(target: Callable[[], None], name: str) -> None:
-        def run() -> None:
-            target()
-            has_ended.set()
-
-        Thread(target=run, name=name, daemon=True).start()
-
-    def hang() -> None:
-        is_in_store.set()
-        goes_on.wait(PATIENCE_S)
+        started.append(Thread(target=target, name=name, daemon=True))
+        started[-1].start()
 
     threads = CallThreads("call", 1, start=start)
-    hanging = threads.submit(hang)
-    assert is_in_store.wait(PATIENCE_S)
+    hanging = threads.submit(gates.work("a"))
+    assert gates.begun.get(timeout=PATIENCE_S) == "a"
     assert threads.give_up(hanging)
     assert threads.submit(lambda: None).settle(PATIENCE_S)
-    assert not has_ended.is_set()
-    goes_on.set()
-    assert has_ended.wait(PATIENCE_S)
+    assert started[0].is_alive()
+    gates.gates["a"].set()
+    started[0].join(PATIENCE_S)
+    assert not started[0].is_alive()
     threads.close(PATIENCE_S)
 
 

@@ -265,11 +265,11 @@ def test_a_call_that_is_interrupted_closes_what_it_opened(
     assert file_storage.get(pages) == [Answer.HIT] * count
 
 
-@pytest.mark.parametrize("fault", [errno.EINVAL, errno.EIO])
-def test_a_direct_read_that_fails_is_followed_by_an_ordinary_one(
+@pytest.mark.parametrize("fault", [errno.EINVAL, errno.EIO, 0], ids=["EINVAL", "EIO", "short"])
+def test_a_direct_read_that_fails_or_falls_short_is_followed_by_an_ordinary_one(
     storage: DirectoryStorage, disk: DirectDisk, tmp_path: Path, fault: int
 ) -> None:
-    disk.read_fault = fault
+    disk.read_fault, disk.is_short = fault, not fault
     forget(tmp_path)
     check_hits(storage)
     count = len(disk.direct_reads)
@@ -278,15 +278,6 @@ def test_a_direct_read_that_fails_is_followed_by_an_ordinary_one(
     forget(tmp_path)
     check_hits(storage)
     assert len(disk.direct_reads) == (count if fault == errno.EINVAL else 2 * count)
-
-
-def test_a_direct_read_that_falls_short_is_followed_by_an_ordinary_one(
-    storage: DirectoryStorage, disk: DirectDisk, tmp_path: Path
-) -> None:
-    disk.is_short = True
-    forget(tmp_path)
-    check_hits(storage)
-    assert disk.direct_reads
 
 
 def test_a_file_system_that_takes_no_direct_reads_is_asked_once(

@@ -365,12 +365,9 @@ class SyncThreads(Disk):
 
     def __init__(self) -> None:
         self.threads: list[int] = []
-        self.failing: frozenset[int] = frozenset()
 
     def fsync(self, fd: int) -> None:  # type: ignore[override]
         self.threads.append(get_ident())
-        if fd in self.failing:
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
         os.fsync(fd)
 
 
@@ -384,17 +381,3 @@ def test_files_of_a_durable_batch_are_synced_together_and_a_single_one_by_its_ca
         disk.threads.clear()
         assert all(put(storage, [BATCH_PAGES], Level.DURABLE))
         assert {*disk.threads} == {get_ident()}
-
-
-def test_every_sync_of_a_batch_is_made_and_has_its_own_outcome(tmp_path: Path) -> None:
-    fds = [os.open(tmp_path / str(number), os.O_RDWR | os.O_CREAT) for number in range(8)]
-    try:
-        disk = SyncThreads()
-        disk.failing = frozenset({fds[2], fds[5]})
-        outcomes = disk.fsync_each(fds)
-        assert [number for number, outcome in enumerate(outcomes) if outcome is not None] == [2, 5]
-        assert len(disk.threads) == len(fds)
-        assert disk.fsync_each([]) == []
-    finally:
-        for fd in fds:
-            os.close(fd)

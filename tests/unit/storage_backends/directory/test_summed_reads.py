@@ -78,13 +78,6 @@ def test_a_page_of_12_mib_is_read_in_pieces_as_large_as_they_are(
         assert bytes_of(found) == bytes_of(page)
 
 
-def test_another_page_of_that_length_is_foreign(kind: StoreKind, root: Path) -> None:
-    with closing(VerifiedStorage(kind.open(root))) as storage:
-        storage.put([PageIO(label(1), sealed(2).buffers)], Level.CACHED)
-        assert storage.get([blank(1)]) == [Answer.FLAWED]
-        assert storage.flaws_count == {Flaw.FOREIGN: 1}
-
-
 @pytest.mark.parametrize("kept_bytes", [0, 1, HEADER_BYTES, PIECE_BYTES, PAGE_BYTES - 1, PAGE_BYTES + 1])
 def test_an_object_that_ends_within_any_piece_or_after_the_last_is_flawed(root: Path, kept_bytes: int) -> None:
     with closing(VerifiedStorage(StoreKind.FILE.open(root))) as storage:
@@ -117,17 +110,6 @@ def test_a_page_that_is_read_again_after_a_fault_is_added_again(kind: StoreKind,
             assert bytes_of(found) == bytes_of(sealed(1))
         assert again.retries_count == PAGE_BYTES // PIECE_BYTES
         assert storage.flaws_count == {}
-
-
-def test_a_store_that_adds_nothing_is_verified_by_the_wrapper() -> None:
-    with closing(VerifiedStorage(MemoryStorage())) as storage:
-        storage.put([sealed(1)], Level.CACHED)
-        assert storage.get([blank(1)]) == [Answer.HIT]
-        page = sealed(2)
-        page.buffers[0][PIECE_BYTES] ^= 1
-        storage.put([page], Level.CACHED)
-        assert storage.get([blank(2)]) == [Answer.FLAWED]
-        assert storage.flaws_count == {Flaw.PAYLOAD: 1}
 
 
 def test_a_wrapper_that_damages_what_was_read_is_found_out(kind: StoreKind, root: Path) -> None:

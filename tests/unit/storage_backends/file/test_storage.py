@@ -79,20 +79,14 @@ def test_what_a_sweep_cannot_remove_is_removed_by_the_next_one(root: Path) -> No
 # What stands in the place of an object
 
 
-def truncate(path: Path, bystander: Path) -> None:
-    os.truncate(path, PAGE_BYTES // 2)
-
-
-def lengthen(path: Path, bystander: Path) -> None:
-    os.truncate(path, PAGE_BYTES + 1)
-
-
-def empty(path: Path, bystander: Path) -> None:
-    os.truncate(path, 0)
-
-
 Intrude = Callable[[Path, Path], None]
-INTRUSIONS: tuple[Intrude, ...] = (truncate, lengthen, empty, *INTRUDERS)
+
+
+def resized(object_bytes: int) -> Intrude:
+    return lambda path, bystander: os.truncate(path, object_bytes)
+
+
+INTRUSIONS: tuple[Intrude, ...] = (*map(resized, (PAGE_BYTES // 2, PAGE_BYTES + 1, 0)), *INTRUDERS)
 
 
 def intrude_on(path: Path, intrude: Intrude, bystander: Path) -> None:

@@ -465,40 +465,25 @@ class WatchedBytes(bytearray):
     """Memory that can be referred to weakly."""
 
 
-def paused_reads() -> tuple[ScriptedStorage, threading.Event]:
-    """Make a store that returns from a get once the event that comes with it is set."""
-    store, goes_on = ScriptedStorage(), threading.Event()
+def test_a_get_that_was_given_up_holds_no_page_and_writes_nothing_when_the_server_answers_after_all(
+    no_collection: None,
+) -> None:
+    store, goes_on, has_returned = ScriptedStorage(), threading.Event(), threading.Event()
     store.before[Method.GET] = lambda: goes_on.wait(PATIENCE_S)
-    return store, goes_on
-
-
-def test_a_get_that_was_given_up_writes_nothing_when_the_server_answers_after_all() -> None:
-    store, goes_on = paused_reads()
-    has_returned = threading.Event()
     store.after[Method.GET] = has_returned.set
-    page = blank_page(label(1))
-    with served(store, timeout_s=0.3) as storage:
-        put(open_for_contract(storage), [1])
-        with pytest.raises(StorageError, match="DEADLINE_EXCEEDED"):
-            storage.get([page])
-        page.buffers[0][:] = b"\x55" * len(page.buffers[0])
-        goes_on.set()
-        assert has_returned.wait(PATIENCE_S)
-    assert set(bytes_of(page)) == {0x55}
-
-
-def test_a_get_that_was_given_up_holds_no_page_any_more(no_collection: None) -> None:
-    store, goes_on = paused_reads()
-    content = WatchedBytes(PAGE_BYTES)
+    kept, content = blank_page(label(1)), WatchedBytes(PAGE_BYTES)
     alive = weakref.ref(content)
-    pages = [PageIO(label(1), (memoryview(content),))]
+    pages = [kept, PageIO(label(2), (memoryview(content),))]
     with served(store, timeout_s=0.3) as storage:
-        open_for_contract(storage)
+        put(open_for_contract(storage), [1, 2])
         with pytest.raises(StorageError, match="DEADLINE_EXCEEDED"):
             storage.get(pages)
+        kept.buffers[0][:] = b"\x55" * len(kept.buffers[0])
         del content, pages
         assert alive() is None
         goes_on.set()
+        assert has_returned.wait(PATIENCE_S)
+    assert set(bytes_of(kept)) == {0x55}
 
 
 def test_a_put_that_was_given_up_holds_no_page_any_more(no_collection: None) -> None:
@@ -571,13 +556,6 @@ def test_a_page_is_added_to_its_checksum_as_it_lands(cuts: tuple[int, ...]) -> N
         assert verify_buffers(page.buffers, page.label, page.checksum) is None
 
 
-def test_the_client_says_that_it_is_bounded() -> None:
-    with served(MemoryStorage(), timeout_s=3.0) as storage:
-        capability = storage.capability()
-    assert (capability.bounded, capability.exists_costs_io) == (True, True)
-    assert capability.call_s_max == 3.0
-
-
 # A server that takes connections and never answers: the client fails over, and the guard gives it the time to
 
 
@@ -636,6 +614,7 @@ def test_a_cache_opens_over_two_servers_of_which_one_is_silent(addresses: tuple[
 def test_the_guard_waits_as_long_as_the_client_says_that_a_call_may_take(addresses: tuple[str, str]) -> None:
     storage = RemoteStorage.open(RemoteOptions(addresses, timeout_s=TIMEOUT_S))
     capability = storage.capability()
+    assert (capability.bounded, capability.exists_costs_io) == (True, True)
     assert capability.call_s_max == 2 * TIMEOUT_S
     guard = StorageGuard(storage, capability, GUARD)
     assert guard.deadline_s == 2 * TIMEOUT_S
