@@ -331,7 +331,9 @@ LLAMA = {
 @pytest.mark.parametrize("name", DRAFT_LAYERS)
 def test_draft_layers_are_left_out_by_the_name_of_their_field_and_the_cost_of_one_is_said(name: str) -> None:
     sized = size_hf_config({**LLAMA, name: 2})
-    assert sized.layout == from_hf_config(LLAMA)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert sized.layout == from_hf_config(LLAMA) == from_hf_config({**LLAMA, name: 1})
     (left_out,) = sized.left_out
     assert left_out.startswith(f"draft (MTP) layers are left out, {name} says 2; ")
     assert left_out.endswith(f"takes {2 * 2 * 64 * 2} bytes per token in kv")
@@ -344,12 +346,6 @@ def test_a_draft_layer_of_a_model_with_windows_is_said_in_each_kind_of_its_atten
     (left_out,) = size_preset("step-3.5-flash").left_out
     assert "num_nextn_predict_layers says 3" in left_out
     assert left_out.endswith("takes 4,096 bytes per token in kv or 4,096 bytes per token in swa")
-
-
-def test_draft_layers_warn_nobody() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        from_hf_config({**LLAMA, "num_nextn_predict_layers": 1})
 
 
 def test_without_head_dim_qwen3_moe_shares_the_hidden_size_out_among_its_heads() -> None:

@@ -83,13 +83,16 @@ def watched(toy: ToyEngine, pages_max: int = 1 << 18) -> ToldPages:
     return ToldPages(toy).take()
 
 
-def test_nothing_is_recorded_before_somebody_watches() -> None:
-    toy = engine()
+def test_nothing_is_recorded_nor_asked_of_the_store_before_somebody_watches_and_afterwards() -> None:
+    store = MemoryStorage()
+    toy = engine(store)
     serve(toy, 4)
     assert toy.cache.changes._recorded_pages == 0
     told = watched(toy)
     assert told.memory() == held(toy, [toy.cache.prompt(tokens(4))])
+    assert store._removed.has_subscribers
     toy.cache.changes.unwatch()
+    assert not store._removed.has_subscribers
     serve(toy, 3, first=1000)
     assert toy.cache.changes._recorded is None
 
@@ -146,16 +149,6 @@ def test_a_prefetch_tells_what_came_to_the_host_and_is_in_storage() -> None:
     told.take()
     assert told.lanes[Medium.HOST, 0] == told.lanes[Medium.STORAGE, 0] == set(prompt.keys)
     assert told.memory() == held(toy, [prompt])
-
-
-def test_detaching_a_store_forgets_what_it_held() -> None:
-    toy = engine(MemoryStorage())
-    told = watched(toy)
-    started(toy.cache.backup(serve(toy, 4)))
-    toy.cache.wait_all(1)
-    assert told.take().lanes[Medium.STORAGE, 0]
-    toy.cache.detach()
-    assert told.take().events == [ClearedEvent()]
 
 
 def test_more_changes_than_there_is_room_for_are_said_to_be_lost_and_announced_again() -> None:
@@ -391,28 +384,23 @@ def test_what_a_store_evicts_while_it_is_being_stored_is_not_reported_as_stored(
     assert told.take().lanes[Medium.STORAGE, 0] == {prompt.keys[0]}
 
 
-def test_a_store_that_does_not_know_what_it_has_dropped_is_not_believed_any_more() -> None:
+@pytest.mark.parametrize("how", ["does not know what it has dropped", "detached"])
+def test_a_store_that_does_not_know_what_it_has_dropped_or_is_gone_is_not_believed_any_more(how: str) -> None:
     store = MemoryStorage()
     toy = engine(store)
     told = watched(toy)
     prompt = serve(toy, 2)
     started(toy.cache.backup(prompt))
     toy.cache.wait_all(1)
-    told.take()
-    store._removed.lose()
+    assert told.take().lanes[Medium.STORAGE, 0]
+    if how == "detached":
+        toy.cache.detach()
+    else:
+        store._removed.lose()
     assert told.take().events == [ClearedEvent()]
     toy.cache.changes.forget()
     assert told.take().memory() == held(toy, [prompt])
     assert (Medium.STORAGE, 0) not in told.lanes
-
-
-def test_a_cache_that_is_watched_no_longer_leaves_its_store() -> None:
-    store = MemoryStorage()
-    toy = engine(store)
-    watched(toy)
-    assert store._removed.has_subscribers
-    toy.cache.changes.unwatch()
-    assert not store._removed.has_subscribers
 
 
 def holds(toy: ToyEngine, key: bytes) -> bool:
