@@ -275,23 +275,19 @@ def test_a_policy_that_writes_needs_a_host() -> None:
             engine(host=0, write=policy)
 
 
-def test_what_too_many_transfers_put_off_is_backed_up_when_there_is_room_again() -> None:
+@pytest.mark.parametrize("waits", [False, True])
+def test_what_too_many_transfers_put_off_is_backed_up_when_there_is_room_again_or_all_are_waited_for(
+    waits: bool,
+) -> None:
     workers = Stepped()
-    toy = engine(workers=workers, write=WritePolicy.THROUGH, operations_max=1)
+    toy = engine(workers=None if waits else workers, write=WritePolicy.THROUGH, operations_max=1)
     cache = toy.cache
     prompts = [serve(toy, 3, first=1000 * number) for number in range(3)]
-    assert len(workers.waiting) == 1, "one at a time"
+    assert len(workers.waiting) == (not waits), "one at a time"
+    if waits:
+        assert [operation.kind for operation in cache.wait_all(5)] == [TransferKind.BACKUP] * 3
     while workers.waiting:
         workers.run()
         cache.poll()
     assert [host_end(cache, prompt) for prompt in prompts] == [3, 3, 3]
     assert cache.stats().operations_declined == 0
-
-
-def test_waiting_for_all_includes_the_backups_that_are_due() -> None:
-    toy = engine(write=WritePolicy.THROUGH, operations_max=1)
-    cache = toy.cache
-    prompts = [serve(toy, 4, first=1000 * number) for number in range(3)]
-    over = cache.wait_all(5)
-    assert [host_end(cache, prompt) for prompt in prompts] == [4, 4, 4]
-    assert [operation.kind for operation in over] == [TransferKind.BACKUP] * 3

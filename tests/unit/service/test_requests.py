@@ -319,27 +319,20 @@ def half_a_put() -> Iterator[Iterator[pb.PutPart]]:
     stop.set()
 
 
-def test_a_put_that_its_client_cancels_leaves_nothing(server: ServerOverMemory) -> None:
-    with server.unchanged(), half_a_put() as messages:
-        future = server.wire.begin_put(messages)
-        wait_for(lambda: server.running.scheduler.in_flight_count == 1)
-        future.cancel()
-        wait_for(lambda: server.running.scheduler.in_flight_count == 0)
-
-
-def test_a_put_whose_deadline_passes_leaves_nothing(server: ServerOverMemory) -> None:
-    with server.unchanged(), half_a_put() as messages, refused(grpc.StatusCode.DEADLINE_EXCEEDED):
-        server.wire.put(messages, timeout_s=0.2)
-
-
-def test_a_put_whose_connection_goes_leaves_nothing(server: ServerOverMemory) -> None:
+@pytest.mark.parametrize("end", ["cancelled", "deadline", "connection"])
+def test_a_put_whose_client_goes_leaves_nothing(server: ServerOverMemory, end: str) -> None:
     wire = Wire(server.running)
     with server.unchanged(), half_a_put() as messages:
-        call = wire.begin_put(messages, 30.0)  # without a name for it, gRPC would cancel it at once
-        wait_for(lambda: server.running.scheduler.in_flight_count == 1)
-        wire.close()
+        call = wire.begin_put(messages, 0.2 if end == "deadline" else 30.0)
+        if end == "deadline":
+            with refused(grpc.StatusCode.DEADLINE_EXCEEDED):
+                call.result()
+        else:
+            wait_for(lambda: server.running.scheduler.in_flight_count == 1)
+            call.cancel() if end == "cancelled" else wire.close()
         wait_for(lambda: server.running.scheduler.in_flight_count == 0)
         assert call.done()
+    wire.close()
 
 
 def test_a_get_that_its_client_cancels_gives_its_place_back(server: ServerOverMemory) -> None:
