@@ -288,7 +288,7 @@ def test_windows_before_the_end_are_not_prefetched_and_a_backup_copies_them(name
 
 
 @every_layout
-def test_progress_ends_with_all_that_was_planned_where_prompts_share_pages(name: str) -> None:
+def test_pages_that_prompts_share_are_copied_and_told_of_once(name: str) -> None:
     layout, prompt = LAYOUTS[name], prompt_of(1)
     source, target = ListedMemory(), ListedMemory()
     fill_densely(source, layout, prompt)
@@ -300,7 +300,11 @@ def test_progress_ends_with_all_that_was_planned_where_prompts_share_pages(name:
 
     for is_there in (False, True):
         prefetch = PrefixPrefetch(source, target, description_of(layout), prompts)
-        prefetch.run(watch)
+        found, result = prefetch.run(watch)
+        assert [each.restorable_pages for each in found] == [PAGES, PAGES - 3, PAGES]
+        wanted = needed(layout, prompt, PAGES) | needed(layout, prompt, PAGES - 3)
+        assert objects_of(target, layout).keys() == wanted
+        assert result.copied.objects_count == (0 if is_there else len(wanted))
         assert sum(seen) == prefetch.plan.todo.objects_count
         assert bool(seen) is not is_there
         seen.clear()
@@ -308,17 +312,6 @@ def test_progress_ends_with_all_that_was_planned_where_prompts_share_pages(name:
     plan = plan_prompts(source, copied, description_of(layout), prompts)
     copy_planned(source, copied, plan, watch)
     assert sum(seen) == plan.todo.objects_count > 0
-
-
-def test_pages_that_prompts_share_are_copied_and_read_once() -> None:
-    layout, prompt = LAYOUTS["full_swa"], prompt_of(1)
-    source, target = ListedMemory(), ListedMemory()
-    fill_densely(source, layout, prompt)
-    found, result = prefetch(source, target, layout, [prompt, prompt, prompt.head(6)])
-    assert [each.restorable_pages for each in found] == [PAGES, PAGES, 6]
-    wanted = needed(layout, prompt, PAGES) | needed(layout, prompt, 6)
-    assert result.copied.objects_count == len(wanted)
-    assert objects_of(target, layout).keys() == wanted
 
 
 def test_a_target_without_room_gets_the_longest_prefix_that_fits() -> None:

@@ -491,30 +491,7 @@ def test_a_call_interrupted_at_any_point_leaves_nothing_that_a_close_waits_for()
     assert interrupted_count > 10, "at every point of a call"
 
 
-def test_closing_waits_for_a_call_that_runs_and_refuses_the_next() -> None:
-    calls, is_in, may_leave = CallsInFlight("the store"), Event(), Event()
-
-    def stay() -> None:
-        with calls:
-            is_in.set()
-            assert may_leave.wait(PATIENCE_S)
-
-    with ThreadPoolExecutor(2) as threads:
-        staying = threads.submit(stay)
-        assert is_in.wait(PATIENCE_S)
-        closing = threads.submit(calls.close)
-        while not calls._closed:
-            is_in.wait(0.001)
-        with pytest.raises(ClosedError, match="the store was closed"):
-            call(calls)
-        assert not closing.done()
-        may_leave.set()
-        assert closing.result(PATIENCE_S)
-        staying.result(PATIENCE_S)
-    assert not calls.close(), "once is enough to let go"
-
-
-def test_a_call_within_a_call_does_not_end_the_one_around_it() -> None:
+def test_closing_waits_for_a_call_that_runs_also_behind_one_within_it_and_refuses_the_next() -> None:
     calls = CallsInFlight("the store")
     with ThreadPoolExecutor(1) as closer:
         with calls:
@@ -522,5 +499,8 @@ def test_a_call_within_a_call_does_not_end_the_one_around_it() -> None:
             closing = closer.submit(calls.close)
             while not calls._closed:
                 Event().wait(0.001)
+            with ThreadPoolExecutor(1) as other, pytest.raises(ClosedError, match="the store was closed"):
+                other.submit(call, calls).result(PATIENCE_S)
             assert not closing.done()
         assert closing.result(PATIENCE_S)
+    assert not calls.close(), "once is enough to let go"

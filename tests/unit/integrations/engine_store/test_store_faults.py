@@ -4,7 +4,6 @@ import logging
 import time
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from socket import AF_INET, SOCK_STREAM, socket
 from threading import Event, Thread, current_thread
 from threading import enumerate as living_threads
@@ -26,7 +25,6 @@ from unified_cache.storage_backends.common.breaker import Backoff, BreakerState
 from unified_cache.storage_backends.common.opening import Retries
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO, Store
-from unified_cache.storage_backends.url import open_storage
 from unified_cache.storage_backends.wrappers import Method
 
 SOON = GuardConfig(deadline_s=0.05, calls_max=2, retry_rounds_max=1, breaker_failures_max=100)
@@ -189,54 +187,40 @@ def test_a_registration_that_fails_is_made_up_after_a_pause() -> None:
     store.close()
 
 
-def test_a_store_of_another_format_is_said_once_tried_each_minute_and_used_when_it_is_mended(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("is_opening", [True, False], ids=["opening", "registering"])
+def test_what_is_refused_for_good_is_said_once_tried_each_minute_and_done_when_it_is_mended(
+    is_opening: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    clock, tries, directory = ManualClock(), 0, tmp_path / "store"
-    directory.mkdir()
-    (directory / "somebody's").write_text("notes")
+    clock, backend, tries = ManualClock(), ScriptedStorage(), list[float]()
+    refusals = [StorageError("tenant acme may not come here: ask its owner", retryable=False)]
+
+    def refuse() -> None:
+        tries.append(clock())
+        if refusals:
+            raise refusals[0]
 
     def make() -> Store:
-        nonlocal tries
-        tries += 1
-        return open_storage(f"file:{directory}")
+        if is_opening:
+            refuse()
+        return backend
 
+    if not is_opening:
+        backend.before[Method.REGISTER] = refuse
     caplog.set_level(logging.INFO, logger="unified_cache")
-    store = EngineStore.opened_by(make, clock=clock)
-    store.register(IDENTITY, LAYOUT)
-    for _ in range(110):
-        assert store.exists([label_of(1)]) == [Answer.UNAVAILABLE]
-        clock.now_s += 1.0
-    assert tries == 2  # at once and after a minute, not every few seconds
-    (said,) = caplog.records
-    assert said.levelname == "ERROR"
-    assert f"{directory} must be empty or a" in said.getMessage()
-    assert "until its cause is mended" in said.getMessage()
-    (directory / "somebody's").unlink()
-    clock.now_s += 60.0
-    assert store.exists([label_of(1)]) == [Answer.MISS]
-    assert "succeeded after 2 failures" in caplog.messages[-1]
-    store.close()
-
-
-def test_an_identity_that_is_refused_for_good_is_said_once_and_announced_each_minute(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    clock, backend = ManualClock(), ScriptedStorage()
-    refusal = StorageError("tenant acme may not write here: ask its owner", retryable=False)
-    backend.before[Method.REGISTER] = raising(refusal)
-    store = opened_store(backend, clock=clock)
-    for _ in range(110):
-        assert store.exists([label_of(1)]) == [Answer.UNAVAILABLE]
-        clock.now_s += 1.0
-    assert backend.calls.count(Method.REGISTER) == 2
-    (said,) = caplog.records
-    assert said.levelname == "ERROR"
-    assert "tenant acme may not write here: ask its owner" in said.getMessage()
-    backend.before.clear()
-    clock.now_s += 60.0
-    assert store.exists([label_of(1)]) == [Answer.MISS]
-    store.close()
+    with EngineStore.opened_by(make, clock=clock) as store:
+        store.register(IDENTITY, LAYOUT)
+        for _ in range(110):
+            assert store.exists([label_of(1)]) == [Answer.UNAVAILABLE]
+            clock.now_s += 1.0
+        assert len(tries) == 2  # at once and after a minute, not every few seconds
+        (said,) = caplog.records
+        assert said.levelname == "ERROR"
+        assert "tenant acme may not come here: ask its owner" in said.getMessage()
+        assert "until its cause is mended" in said.getMessage()
+        refusals.clear()
+        clock.now_s += 60.0
+        assert store.exists([label_of(1)]) == [Answer.MISS]
+        assert "succeeded after 2 failures" in caplog.messages[-1]
 
 
 def test_a_store_that_is_away_is_said_once_until_it_was_there(caplog: pytest.LogCaptureFixture) -> None:

@@ -204,8 +204,9 @@ def test_a_directory_that_holds_something_else_is_refused_and_not_touched(kind: 
     (root / "thesis.txt").write_text("irreplaceable")
     (root / "tmp").mkdir()
     (root / "tmp" / "0").touch()
-    with pytest.raises(StorageError, match=f"{root} must be empty or a {kind.value} store, found 2 entries"):
+    with pytest.raises(StorageError, match=f"{root} must be empty or a {kind.value} store, found 2 entries") as refused:
         kind.open(root)
+    assert not refused.value.retryable
     assert sorted(path.name for path in root.rglob("*")) == ["0", "thesis.txt", "tmp"]
 
 
@@ -214,8 +215,9 @@ def test_a_store_of_another_format_is_refused(kind: StoreKind, root: Path) -> No
     for text in ('{"format_version": 1}', "[]", "not json", "[" * 4000):
         (root / "store.json").write_text(text)
         expected = f"must be of a {kind.value} store of format_version {FORMAT_VERSIONS[kind]}, found none; open it"
-        with pytest.raises(StorageError, match=expected):
+        with pytest.raises(StorageError, match=expected) as refused:
             kind.open(root)
+        assert not refused.value.retryable
 
 
 def test_a_store_of_another_kind_is_refused(kind: StoreKind, root: Path) -> None:
