@@ -401,6 +401,18 @@ def test_a_thread_that_was_replaced_ends_when_its_store_returns() -> None:
     threads.close(PATIENCE_S)
 
 
+def test_a_deferrable_call_that_was_given_up_leaves_its_place_to_the_next() -> None:
+    threads, gates = CallThreads("deferrable", 2, deferrable_max=1), Gates()
+    hanging, _ = (threads.submit(gates.work(name), is_urgent=False) for name in "ab")
+    assert gates.begun.get(timeout=PATIENCE_S) == "a"
+    assert threads.give_up(hanging)
+    assert gates.begun.get(timeout=PATIENCE_S) == "b"
+    for gate in gates.gates.values():
+        gate.set()
+    assert threads.wait_for_lost(PATIENCE_S)
+    assert threads.close(PATIENCE_S) == []
+
+
 def test_a_caller_that_is_interrupted_leaves_its_call() -> None:
     class Clock:
         is_interrupted = False
