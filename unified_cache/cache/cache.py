@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import Self
 
 from unified_cache.cache.calls import RequestCalls, check_deadline
-from unified_cache.cache.explain import Explanation, explain
+from unified_cache.cache.explain import Explanation, NearMatch, explanation_of, near_in_store, stored_pages
 from unified_cache.cache.recording import RequestWatcher
 from unified_cache.cache.request import Request
 from unified_cache.cache.stats import Stats
@@ -27,9 +27,10 @@ from unified_cache.controller.operation import Traffic
 from unified_cache.controller.ranks.group import LocalRanks, RankGroup, check_configuration, pools_to_store, together
 from unified_cache.controller.storage_tier import StoreArrival, storage_of
 from unified_cache.core.config import CacheConfig, GuardConfig
-from unified_cache.core.errors import RankLostError, StateError, WaitTimeoutError, check_kind
+from unified_cache.core.errors import RankLostError, StateError, StorageError, WaitTimeoutError, check_kind
 from unified_cache.core.page import Prompt
-from unified_cache.core.pool import Identity, ModelLayout, identity_of
+from unified_cache.core.pool import Identity, ModelLayout, Pages, Tier, identity_of
+from unified_cache.storage_backends.manifest import Description
 from unified_cache.storage_backends.protocol import Store
 from unified_cache.storage_backends.url import check_storage_url
 from unified_cache.tree import UNNAMED
@@ -163,7 +164,23 @@ class UnifiedCache(RequestCalls):
         self._enter()
         self._ledger.tree.check_prompt(prompt)
         storage, prompt = self._storage, prompt.reusable
-        return explain(self._ledger, self.config.write, storage, self.identity, prompt, seeks_near=seeks_near)
+        tree, layout = self._ledger.tree, self._ledger.layout
+        found, numbers = tree.peek(prompt), range(len(layout.components))
+        tiers: dict[str, list[Pages] | None] = {}
+        for tier in Tier:
+            if self._ledger.capacity(tier, 0):
+                tiers[tier.name.lower()] = [found.held_pages(tier, number) for number in numbers]
+        alike = tree.prompts_alike(prompt) if seeks_near else []
+        near = [NearMatch("memory", pages, prompt.differences(other)) for other, pages in alike if pages]
+        if storage is not None:
+            stored: list[Pages] | None = None
+            with suppress(StorageError):  # what a store has that fails is not known
+                stored = stored_pages(storage.backend, layout, storage.owners, prompt)
+            tiers["storage"] = stored
+            if seeks_near and stored is not None and not stored[0].any():
+                here, others = Description(self.identity, layout), [other for other, _ in alike]
+                near += near_in_store(storage.backend, prompt, here, storage.owners, others)
+        return explanation_of(layout, prompt.pages_count, tiers, near, self.config.write)
 
     def stats(self) -> Stats:
         """Count what is where and what has moved."""

@@ -1,7 +1,7 @@
 """Explanations of a prompt's hit: how far each tier and component goes, and why what is missing is missing.
 
 A silent hit ratio of 0 % is most often a near match: another salt, another adapter, another dtype, another generation.
-``explain`` looks at a cache as it is now; the command line asks a store alone.
+``UnifiedCache.explain`` looks at a cache as it is now; the command line asks a store alone, without torch.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -11,12 +11,10 @@ from enum import Enum
 
 import numpy as np
 
-from unified_cache.controller import StorageTier
-from unified_cache.controller.ledger import Ledger
 from unified_cache.core.config import WritePolicy
 from unified_cache.core.errors import StorageError
 from unified_cache.core.page import Prompt
-from unified_cache.core.pool import Component, Identity, ModelLayout, Pages, Tier, all_pages
+from unified_cache.core.pool import Component, ModelLayout, Pages, all_pages
 from unified_cache.core.seal import Label
 from unified_cache.core.window import last_end, restorable_ends, window
 from unified_cache.storage_backends.manifest import Description, described_by
@@ -286,32 +284,3 @@ def _losses(
 def _end(components: Sequence[Component], held: Sequence[Pages]) -> int:
     spans, lacking = [component.span for component in components], [~pages for pages in held]
     return last_end(restorable_ends(spans, lacking, 0, len(held[0]), [0] * len(spans)))
-
-
-def explain(
-    ledger: Ledger,
-    write: WritePolicy,
-    storage: StorageTier | None,
-    identity: Identity,
-    prompt: Prompt,
-    *,
-    seeks_near: bool = True,
-) -> Explanation:
-    """Return the explanation of a prompt; see ``UnifiedCache.explain``."""
-    tree, layout = ledger.tree, ledger.layout
-    found, numbers = tree.peek(prompt), range(len(layout.components))
-    tiers: dict[str, list[Pages] | None] = {}
-    for tier in Tier:
-        if ledger.capacity(tier, 0):
-            tiers[tier.name.lower()] = [found.held_pages(tier, number) for number in numbers]
-    alike = tree.prompts_alike(prompt) if seeks_near else []
-    near = [NearMatch("memory", pages, prompt.differences(other)) for other, pages in alike if pages]
-    if storage is not None:
-        tiers["storage"] = None
-        with suppress(StorageError):  # what a store has that fails is not known
-            tiers["storage"] = stored_pages(storage.backend, layout, storage.owners, prompt)
-        stored = tiers["storage"]
-        if seeks_near and stored is not None and not stored[0].any():
-            here, others = Description(identity, layout), [other for other, _ in alike]
-            near += near_in_store(storage.backend, prompt, here, storage.owners, others)
-    return explanation_of(layout, prompt.pages_count, tiers, near, write)

@@ -16,10 +16,14 @@ from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
-from unified_cache.controller.copies.rows import check_lengths, copy_rows, wide
+from unified_cache.core.extras import needs_extra
 from unified_cache.core.pool import Slots
+
+with needs_extra("engine", "unified_cache.controller.memory"):
+    import torch
+
+    from unified_cache.controller.copies.rows import check_lengths, copy_rows, wide
 
 REGISTERED_BYTES_MAX = 64 << 30
 """Bytes of one registration: drivers from R580 on refuse hundreds of GiB in one call."""
