@@ -59,8 +59,15 @@ SERVICE_MUTANTS = [
     Mutant(
         "declined pages stay counted",
         "service/store/tenants.py",
-        "        self.usage.drop(tenant, [label for label in declined if label in new])\n",
-        "",
+        "label in new and answers[label] is Answer.DECLINED]",
+        "label in new and not answers]",
+        TENANCY,
+    ),
+    Mutant(
+        "what a put stored before it failed is not counted",
+        "service/store/tenants.py",
+        "label in new and answers[label] is Answer.DECLINED]",
+        "label in new]",
         TENANCY,
     ),
     Mutant(

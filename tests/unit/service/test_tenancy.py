@@ -450,6 +450,7 @@ class FickleStorage(StorageLayer):
 
     answer: Answer | None = None
     failing: Method | None = None
+    stores_before_it_fails = False
 
     def exists(self, labels: Sequence[Label]) -> list[Answer]:
         if self.failing is Method.EXISTS:
@@ -458,6 +459,8 @@ class FickleStorage(StorageLayer):
 
     def put(self, pages: Sequence[PageIO], level: Level) -> list[Answer]:
         if self.failing is Method.PUT:
+            if self.stores_before_it_fails:
+                super().put(pages, Level.CACHED)
             raise StorageError("it fails on purpose", retryable=True)
         return super().put(pages, Level.CACHED) if self.answer is None else [self.answer] * len(pages)
 
@@ -494,6 +497,7 @@ def test_bytes_and_pages_of_each_tenant_are_those_in_the_store_after_every_call(
         name, some = rng.choice("ab"), [rng.randrange(9) for _ in range(rng.randrange(1, 4))]
         two.fickle.answer = rng.choice([None] * 8 + [Answer.DECLINED, Answer.UNAVAILABLE])
         two.fickle.failing = Method.PUT if rng.random() < 0.2 else None
+        two.fickle.stores_before_it_fails = rng.random() < 0.5
         match rng.choice(["put", "put", "durable", "read", "remove", "clear", "touch"]):
             case "put":
                 with suppress(Refused):

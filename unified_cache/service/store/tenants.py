@@ -151,8 +151,10 @@ class TenantStore:
         for pool, answer, count in _by_pool(list(answers), list(answers.values()), _PUTS):
             self._observer.pages_put(tenant, pool, answer, count)
         declined = [label for label in labels if not answers[label]]
-        # One that the store has keeps its place there, also where it cannot be made durable.
-        self.usage.drop(tenant, [label for label in declined if label in new])
+        # One that the store has keeps its place there, also where it cannot be made durable; a put that failed may
+        # have stored some.
+        self.usage.drop(tenant, [label for label in declined if label in new and answers[label] is Answer.DECLINED])
+        self._give_back_absent(tenant, [label for label in fresh if answers[label] is Answer.UNAVAILABLE])
         if declined and known is None:
             raise Refused(grpc.StatusCode.UNAVAILABLE, "the store does not answer")
         return [answers[label] for label in labels]
@@ -269,7 +271,10 @@ class TenantStore:
         if unfit_count:
             bytes_max = self.usage.bytes_max(tenant)
             bound = "what is counted" if bytes_max is None else f"the {size_text(bytes_max)} that it may have"
-            self._observer.anomaly("declined", f"put by {tenant}: {unfit_count} of {pages_count} pages exceed {bound}")
+            self._observer.anomaly(
+                "declined",
+                f"put by {tenant}: {unfit_count} of {pages_count} pages exceed {bound}, or were removed meanwhile",
+            )
         if declined_count:
             text = f"put by {tenant}: the store has no room, or no key, for {declined_count} of {pages_count} pages"
             self._observer.anomaly("declined", text)

@@ -241,4 +241,4 @@ def storage_error(error: grpc.RpcError | InputError | OSError, call: Call, serve
         text += "; a server with TLS is named as grpcs://, with cert_file and key_file where it asks for certificates"
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
         return StorageFullError(text) if call is Call.PUT else StorageError(text, retryable=True)
-    return StorageError(text, retryable=code in PASSING)
+    return StorageError(text, retryable=code in PASSING or wants_hello(error))

@@ -33,7 +33,7 @@ from unified_cache.core.seal import FORMAT_VERSION, HEADER_BYTES, Label, PageChe
 from unified_cache.core.window import SPAN_ALL
 from unified_cache.proto import service_pb2 as pb
 from unified_cache.proto.manifest_pb2 import Manifest
-from unified_cache.proto.wire import Call, Chunk, decoded, encoded, parts_of
+from unified_cache.proto.wire import REASON, REASON_HELLO, Call, Chunk, decoded, encoded, parts_of
 from unified_cache.service.limits import Limits
 from unified_cache.storage_backends.common.bounded_call import StoreStep, current_call
 from unified_cache.storage_backends.common.call_threads import run_here
@@ -433,6 +433,21 @@ def test_an_answer_for_other_pages_than_asked_for_is_a_failure_of_the_store(
 ) -> None:
     with pytest.raises(StorageError):
         outcome(ASKED[call], call, answer.SerializeToString())
+
+
+def test_a_server_that_wants_hello_as_often_as_it_is_asked_is_asked_again_later() -> None:
+    def refuse(request: bytes, context: grpc.ServicerContext) -> bytes:
+        context.set_trailing_metadata(((REASON, REASON_HELLO),))
+        context.abort(grpc.StatusCode.FAILED_PRECONDITION, "say Hello")
+        raise AssertionError
+
+    with replaced_calls() as (replaced, address):
+        replaced[Call.EXISTS] = grpc.unary_unary_rpc_method_handler(refuse)
+        storage = open_for_contract(RemoteStorage.open(RemoteOptions((address,))))
+        with pytest.raises(StorageError) as refused:
+            storage.exists([label(0)])
+        assert refused.value.retryable
+        storage.close()
 
 
 @pytest.mark.threat("strange answers of a server")
