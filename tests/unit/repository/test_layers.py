@@ -33,16 +33,16 @@ ARROWS_MAX = 60
 """Pairs of rooms of which one imports the other, the facade not counted."""
 
 LINES_MAX: Mapping[str, int] = {
-    "cache": 1_770,
+    "cache": 1_750,
     "cli": 2_890,
     "components": 2_000,
-    "controller": 5_720,
+    "controller": 5_670,
     "core": 3_550,
     "forward": 730,
     "integrations": 7_110,
     "observe": 1_400,
     "proto": 290,
-    "service": 3_600,
+    "service": 3_610,
     "sizing": 4_700,
     "storage_backends": 12_880,
     "testing": 500,
