@@ -326,7 +326,7 @@ class BackupScheduler:
 
 
 def _reason_of(operation: Operation) -> LeftOut:
-    """Return why pages were left out that the backup did not come to."""
+    """Return why the backup ended before it reached these pages."""
     if isinstance(operation.error, ClosedError):
         return LeftOut.CLOSED
     if operation.state is OperationState.CANCELLED:

@@ -118,7 +118,7 @@ class PageChanges:
         self._tree = tree
         self._stored = stored
         self._recorded: list[PageChange] | None = None
-        """None where notes were lost, and at the beginning."""
+        """None where changes were lost, and at the beginning."""
         self._recorded_pages = 0
         self._pages_max = 0
         self._owner = 0
@@ -131,10 +131,10 @@ class PageChanges:
         """Objects that the store has evicted so far."""
         self.is_watched = False
         self.lost_count = 0
-        """Times that more was noted than there was room for."""
+        """Times that more changed than there was room for."""
 
     def watch(self, pages_max: int = 1 << 18) -> None:
-        """Begin to note changes, at most of ``pages_max`` pages between two calls of ``take``; the first returns None.
+        """Record changes from now on, of at most ``pages_max`` pages between two ``take``; the first one returns None.
 
         Raises:
             ConfigError: no room for a page.
@@ -167,11 +167,11 @@ class PageChanges:
         """Return what has changed since the last call, in order; None if that is not known: ask ``held_runs``."""
         self._check_owner()
         self._take_removals()
-        notes, self._recorded, self._recorded_pages = self._recorded, [], 0
-        return notes
+        changes, self._recorded, self._recorded_pages = self._recorded, [], 0
+        return changes
 
     def forget(self) -> None:
-        """Drop what is noted: the next ``take`` returns None."""
+        """Drop what is recorded: the next ``take`` returns None."""
         self._recorded = None
         self._recorded_pages = 0
 

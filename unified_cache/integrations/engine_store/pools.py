@@ -36,7 +36,7 @@ Rows = tuple[memoryview, ...]
 """Bytes of one page in the engine's memory, in the order in which they are stored."""
 
 Locate = Callable[[Sequence[int]], tuple[Sequence[int], Sequence[int]]]
-"""Tells where the pages in these slots lie: addresses and sizes of all their buffers, page by page."""
+"""Returns where the pages in these slots lie: addresses and sizes of all their buffers, page by page."""
 
 PROBES_COUNT = 16
 """Slots that the rule of a pool's addresses is checked on, first and last among them."""

@@ -32,7 +32,7 @@ AskStore = Callable[[Sequence[bytes], Callable[[Sequence[Answer]], None]], None]
 """Begins to ask the store for keys, and hands their answers on, in their order, from another thread."""
 
 IsKnown = Callable[[bytes], bool]
-"""Tells, without waiting, whether the store knows from memory to have a key; of a False nothing is known."""
+"""Returns, without waiting, whether the store knows from memory that it has a key; False says nothing."""
 
 
 @dataclass(slots=True, eq=False)

@@ -1,7 +1,7 @@
 """Publisher of a cache's KV events: takes what has changed on the owner's thread, and has another thread send it.
 
-owner's thread    publish()    takes the notes of what has changed, and hands them over; never waits
-own thread                     makes events of them, numbers and sends batches, answers replays: see ``sender``
+owner's thread    publish()    takes what has changed, and hands it over; never waits
+own thread                     makes events of it, numbers and sends batches, answers replays: see ``sender``
 """
 
 import time

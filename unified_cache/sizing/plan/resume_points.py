@@ -9,8 +9,8 @@ for a window to have stayed since it was made:
     windows           w       w         w                           w
     points            e1      e2        e3        each with the pages and bytes at which it can still be used
 
-A cache of given sizes resumes at the last point that it still has. That a small cache, which resumes earlier, makes
-other windows than one that never evicts is the one thing that is not followed; ``--check`` says what it comes to.
+A cache of given sizes resumes at the last point that it still has. Not modelled: a small cache resumes earlier, and so
+makes other windows than one that never evicts; ``--check`` shows the difference.
 """
 
 from collections.abc import Sequence

@@ -164,7 +164,7 @@ class Stamps:
     """Times of use. A read costs no call on the disk for its time, only every so many do. Thread-safe."""
 
     def __init__(self, clock: Clock, *, records_reads: bool = True) -> None:
-        """A tool that only looks notes no reads."""
+        """Record no reads for a tool that only looks."""
         self._clock = clock
         self._records_reads = records_reads
         self._last_ns = clock()

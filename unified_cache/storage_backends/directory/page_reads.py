@@ -8,7 +8,7 @@
 
 What is asked for together was stored together, and is in memory as a whole or not at all: so few places are looked at.
 Of a page that did not come, for whatever reason, the ordinary read of its store that follows tells what is wrong.
-Between two copies of half a MiB the processor's caches lose whatever code runs there, so as little as possible does.
+A copy of half a MiB evicts Python's own code from the processor's caches, so little of it runs between two copies.
 
 A direct read moves whole blocks to places that are aligned to them, and an object is some bytes longer than its whole
 blocks. So all of it lands in memory of ours first, in huge pages, and is copied while the disk reads what is next::

@@ -202,7 +202,7 @@ class FileQuota:
         return {each.label for each in granted}
 
     def end_grant(self, named: Sequence[StoredObject], dropped: Sequence[StoredObject]) -> None:
-        """Take back the room of pages without a name, and count those again that went before they had theirs."""
+        """Release the room of pages that were not written; count again those uncounted before their files had names."""
         # Another process may have stored a page under the same name: that stays counted.
         gone = [each.label for each in dropped if self._object_size(each.label) is None]
         if self._is_counting:

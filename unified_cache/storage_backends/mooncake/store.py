@@ -412,7 +412,7 @@ class MooncakeIo:
         return answers
 
     def _found(self, objects: Sequence[ObjectBuffers], answers: dict[int, Answer]) -> list[tuple[ObjectBuffers, str]]:
-        """Return those objects that can be read, and whom from; note the answers for the others."""
+        """Return those objects that can be read, and whom from; set the answers for the others."""
         client = self._client
         names = [item.name for item in objects]
         known = client.locations.find(names)

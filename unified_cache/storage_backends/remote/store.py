@@ -58,7 +58,7 @@ CALLS_AHEAD = 2
 """Calls of one request under way at a time, for each server."""
 
 Exchange = Generator[None, None, None]
-"""One call to one server: begins it, yields, then waits for it and notes its answers.
+"""One call to one server: begins it, yields, then waits for it and records its answers.
 
 Raises ``grpc.RpcError`` or ``InputError`` where it failed, and what reading the pages of a put raises.
 """
@@ -530,7 +530,7 @@ def _complete(answers: Sequence[Answer | None]) -> list[Answer]:
 
 
 def _failure(call: Call, server: Server, error: grpc.RpcError | InputError | OSError) -> StorageError:
-    """Return why a call failed, and note it of the server; raise where asking again makes no sense."""
+    """Return why a call failed, and record it for the server; raise where asking again makes no sense."""
     if isinstance(error, grpc.RpcError) and wants_hello(error):
         server.forget_greetings()
     elif not isinstance(error, grpc.RpcError) or is_passing(error):
