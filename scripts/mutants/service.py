@@ -59,14 +59,14 @@ SERVICE_MUTANTS = [
     Mutant(
         "declined pages stay counted",
         "service/store/tenants.py",
-        "label in new and answers[label] is Answer.DECLINED]",
+        "label in new and label not in failed]",
         "label in new and not answers]",
         TENANCY,
     ),
     Mutant(
         "what a put stored before it failed is not counted",
         "service/store/tenants.py",
-        "label in new and answers[label] is Answer.DECLINED]",
+        "label in new and label not in failed]",
         "label in new]",
         TENANCY,
     ),

@@ -151,10 +151,11 @@ class TenantStore:
         for pool, answer, count in _by_pool(list(answers), list(answers.values()), _PUTS):
             self._observer.pages_put(tenant, pool, answer, count)
         declined = [label for label in labels if not answers[label]]
-        # One that the store has keeps its place there, also where it cannot be made durable; a put that failed may
-        # have stored some.
-        self.usage.drop(tenant, [label for label in declined if label in new and answers[label] is Answer.DECLINED])
-        self._give_back_absent(tenant, [label for label in fresh if answers[label] is Answer.UNAVAILABLE])
+        # One that the store has keeps its place there, also where it cannot be made durable. A put that failed may have
+        # stored some; of a store that answers nothing none are counted.
+        failed = set() if known is None else {label for label in fresh if answers[label] is Answer.UNAVAILABLE}
+        self.usage.drop(tenant, [label for label in declined if label in new and label not in failed])
+        self._give_back_absent(tenant, list(failed))
         if declined and known is None:
             raise Refused(grpc.StatusCode.UNAVAILABLE, "the store does not answer")
         return [answers[label] for label in labels]
