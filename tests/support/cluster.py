@@ -74,6 +74,10 @@ class RunningCommand:
             self.lines.extend(lines)
 
 
+STARTS_MAX = 5
+"""Starts of a server on the port of one that was killed: a client that looks for it may have been given that port."""
+
+
 class ServeProcess:
     """``unified-cache serve`` as a process, on ports of its own; it is started once it has said where it listens.
 
@@ -105,14 +109,18 @@ class ServeProcess:
         settings = {"LISTEN": self.address, **self._variables}
         variables = {f"UNIFIED_CACHE_SERVE_{name}": value for name, value in settings.items()}
         environment = without_torch({**os.environ, **variables})
-        self.child = subprocess.Popen(
-            self._command, cwd=self._directory, env=environment, stderr=subprocess.PIPE, text=True
-        )
-        assert self.child.stderr is not None
-        self.log = self.child.stderr
-        # Mooncake's client writes lines of its own before ours, and a warning may come first.
-        lines = (json.loads(line) for line in self.log if line.startswith("{"))
-        said = next((line for line in lines if line["level"] != "warning"), None)
+        for _ in range(STARTS_MAX):
+            self.child = subprocess.Popen(
+                self._command, cwd=self._directory, env=environment, stderr=subprocess.PIPE, text=True
+            )
+            assert self.child.stderr is not None
+            self.log = self.child.stderr
+            # Mooncake's client writes lines of its own before ours, and a warning may come first.
+            lines = (json.loads(line) for line in self.log if line.startswith("{"))
+            said = next((line for line in lines if line["level"] != "warning"), None)
+            if said is not None:
+                break
+            self.kill()
         assert said is not None, f"{self._command} ended with status {self.child.wait(TIMEOUT_S)}"
         self.first = said
         assert said["kind"] == "serving", said
