@@ -350,8 +350,6 @@ class EngineCall:
                 self.stopped = self.stopped or outcome
             else:
                 self.answers[piece.cut.start : piece.cut.end] = outcome
-                if not self.is_answered and outcome.count(Answer.UNAVAILABLE) == len(outcome):
-                    self.stopped = self.stopped or Unavailable.REFUSED
             part.piece = self._next_piece()
             return part.piece is not None
 

@@ -13,6 +13,7 @@ page's buffers: that is learnt once, and checked.
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from ctypes import c_ubyte
 from itertools import chain
@@ -42,7 +43,7 @@ PROBES_COUNT = 16
 """Slots that the rule of a pool's addresses is checked on, first and last among them."""
 
 
-class PageRows:
+class PageRows(ABC):
     """Pages of one pool in an engine's memory, by slot, which are page numbers within the pool.
 
     A pool whose memory is not its pages' bytes hands out copies instead: it overrides all three methods.
@@ -51,13 +52,13 @@ class PageRows:
     buffers_bytes: tuple[int, ...]
     """Bytes of each buffer of a page, in order."""
 
+    @abstractmethod
     def rows_to_store(self, slots: Sequence[int]) -> list[Rows]:
         """Return the bytes of the pages in these slots, to be read until the call that they are stored by has ended.
 
         Raises:
             InputError: the pool has no such slot.
         """
-        raise NotImplementedError
 
     def rows_to_fill(self, slots: Sequence[int]) -> list[Rows]:
         """Return writable memory for the pages of these slots: the pages themselves, unless the pool says otherwise.
@@ -69,6 +70,7 @@ class PageRows:
 
     def publish(self, slots: Sequence[int], rows: Sequence[Rows], filled: Sequence[bool]) -> None:
         """Make what was filled the pages of these slots; the others are as they were, or hold anything."""
+        return
 
 
 class AffineRows(PageRows):

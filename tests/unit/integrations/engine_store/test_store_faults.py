@@ -117,6 +117,26 @@ def test_the_pages_of_the_pieces_before_a_hang_are_hits() -> None:
     store.close()
 
 
+class PartlyLockedStorage(MemoryStorage):
+    """A store of which nobody has the keys for page 1."""
+
+    def get(self, pages: Sequence[PageIO]) -> list[Answer]:
+        answers = zip(pages, super().get(pages), strict=True)
+        return [Answer.UNAVAILABLE if page.label == label_of(1) else answer for page, answer in answers]
+
+
+def test_a_piece_of_which_nothing_can_be_had_costs_the_pieces_after_it_nothing() -> None:
+    backend = PartlyLockedStorage()
+    for number in (1, 2, 3):
+        store_page(backend, number)
+    store = opened_store(backend, EngineStoreConfig(bounce_bytes=8192, piece_bytes=1))
+    rows = EngineRows(3)
+    assert store.get(rows.pages([1, 2, 3])) == [Answer.UNAVAILABLE, Answer.HIT, Answer.HIT]
+    assert [rows.payload(slot) for slot in (1, 2)] == [payload_of(2), payload_of(3)]
+    assert store.counts().unavailable == {(Method.GET, Unavailable.REFUSED): 1}
+    store.close()
+
+
 def test_calls_that_hang_open_the_breaker_of_gets_although_look_ups_work() -> None:
     backend = scripted({2: HANG, 4: HANG}, stored([1]))
     guard = GuardConfig(deadline_s=0.5, breaker_failures_max=2, retry_rounds_max=1)
