@@ -40,8 +40,13 @@ def storage_url(kind: str, path: Path) -> str:
 
 
 @pytest.fixture(params=STORES)
-def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RunningService]:
-    with running(storage=storage_url(request.param, tmp_path / "own"), access={"local_role": "admin"}) as server:
+def storage(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return storage_url(request.param, tmp_path / "own")
+
+
+@pytest.fixture
+def server(storage: str) -> Iterator[RunningService]:
+    with running(storage=storage, access={"local_role": "admin"}) as server:
         fill(open_storage(f"grpc://{server.address}"), LAYOUT, [PROMPT])
         yield server
 
@@ -86,10 +91,21 @@ def test_an_admin_clears_and_drains_a_server_whose_places_are_all_held_by_answer
         assert server.drain.is_asked
 
 
-def test_every_storage_command_works_over_a_service(server: RunningService, tmp_path: Path) -> None:
+def test_who_may_not_drain_a_server_is_told_the_setting_that_says_who_may() -> None:
+    with running() as server:
+        said = ask("drain", f"grpc://{server.address}")
+        assert said.status == 1
+        assert "access.local_role" in said.err
+        assert not server.drain.is_asked
+
+
+def test_every_storage_command_works_over_a_service(server: RunningService, storage: str, tmp_path: Path) -> None:
     url, copy, tokens = f"grpc://{server.address}", f"file:{tmp_path / 'copy'}", tmp_path / "tokens.json"
     tokens.write_text(json.dumps(TOKENS), encoding="utf-8")
     contents = json.loads(answered("storage", "stat", url))
+    if storage != "memory:":
+        beside = json.loads(answered("storage", "stat", storage))
+        assert (beside["objects"], beside["bytes"]) == (contents["objects"], contents["bytes"])
     (prompt,) = json.loads(answered("explain", "--storage", url, "--tokens", tokens))["prompts"]
     assert prompt["end"] == prompt["pages"] == PAGES
     (identity,) = contents["identities"]

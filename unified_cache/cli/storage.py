@@ -265,9 +265,10 @@ def _everything(storage: Store) -> ObjectCount:
 
 
 def _counted(storage: Store, found: Sequence[StoredIdentity]) -> ObjectCount:
-    """Count all objects of some identities, and show how far it is."""
+    """Count all objects of some identities, with what each takes of a cap, and show how far it is."""
+    taken_bytes = storage.capability().taken_bytes
     with objects_watched(sys.stderr, "count", None) as watch:
-        return total_of(count_objects(storage, kept.digest, watch) for kept in found)
+        return total_of(count_objects(storage, kept.digest, watch, taken_bytes) for kept in found)
 
 
 def print_results(found: Sequence[StoredIdentity], results: Sequence[Verification]) -> None:

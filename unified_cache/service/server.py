@@ -21,7 +21,7 @@ from unified_cache.core.settings.service import Role, ServiceSettings
 from unified_cache.core.sizes import size_text
 from unified_cache.observe.live.listener import MetricsListener
 from unified_cache.proto.wire import SERVICE
-from unified_cache.service.access.callers import Caller
+from unified_cache.service.access.callers import NO_CREDENTIALS, Caller
 from unified_cache.service.access.fairness import FairScheduler
 from unified_cache.service.access.gate import Authenticator, CallTimeouts, ServiceGate
 from unified_cache.service.access.reloaded import Reloaded
@@ -192,7 +192,7 @@ class _Access:
 
 
 def _local_caller(settings: ServiceSettings) -> Caller:
-    return Caller(settings.access.local_tenant, settings.access.local_role, "none")
+    return Caller(settings.access.local_tenant, settings.access.local_role, NO_CREDENTIALS)
 
 
 def _metrics(settings: ServiceSettings, log: Log, opened: ExitStack) -> ServiceMetrics:

@@ -130,6 +130,10 @@ def test_a_line_that_makes_no_sense_is_named(path: Path, line: str) -> None:
         file.write(f"# a remark\n\n{line}\n")
     with pytest.raises(ConfigError, match=rf"{path}:4"):
         read_tokens(path)
+    before = path.read_bytes()
+    with pytest.raises(ConfigError, match=rf"{path}:4"):
+        given(path, "acme")
+    assert path.read_bytes() == before, "the file is another's"
 
 
 def test_a_file_that_others_may_write_or_that_is_too_long_is_refused(path: Path) -> None:

@@ -457,6 +457,12 @@ class FickleStorage(StorageLayer):
             raise StorageError("it fails on purpose", retryable=True)
         return super().exists(labels)
 
+    def remove(self, labels: Sequence[Label]) -> int:
+        if self.failing is not Method.REMOVE:
+            return super().remove(labels)
+        super().remove(labels[:1])
+        raise StorageError("it fails on purpose", retryable=True)
+
     def put(self, pages: Sequence[PageIO], level: Level) -> list[Answer]:
         if self.failing is Method.PUT:
             if self.stores_before_it_fails:
@@ -534,6 +540,15 @@ def test_pages_that_come_again_or_went_take_nothing_of_the_bounds_that_all_tenan
                 two.put("a", [0, 0, 1])
     assert two.put("b", range(4)) == [Answer.STORED] * 4
     assert two.usage.evicted_count().total() == 0
+
+
+def test_pages_that_a_failed_remove_took_along_are_counted_no_more() -> None:
+    two = TwoTenants()
+    two.put("a", range(3))
+    two.fickle.failing = Method.REMOVE
+    with pytest.raises(StorageError):
+        two.store.remove("a", two.labels("a", range(3)))
+    assert two.usage.by_tenant() == two.held() == {"a": 2 * OBJECT_BYTES}
 
 
 def test_every_page_that_is_asked_for_or_put_counts_once_by_its_answer() -> None:

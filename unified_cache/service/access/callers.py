@@ -12,6 +12,9 @@ import grpc
 from unified_cache.core.settings.service import Role
 from unified_cache.storage_backends.protocol import Answer
 
+NO_CREDENTIALS = "none"
+"""Stands for the credential of a caller on a server that asks for none."""
+
 
 @dataclass(frozen=True, slots=True)
 class Caller:

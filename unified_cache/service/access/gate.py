@@ -15,7 +15,7 @@ import grpc
 from unified_cache.core.errors import ClosedError, InputError, NotOfferedError, StorageError
 from unified_cache.core.settings.service import Role
 from unified_cache.proto.wire import RETRY_AFTER, Call
-from unified_cache.service.access.callers import AuditEntry, Caller, Observer, Refused
+from unified_cache.service.access.callers import NO_CREDENTIALS, AuditEntry, Caller, Observer, Refused
 from unified_cache.service.access.fairness import AdmissionSlot, FairScheduler
 from unified_cache.service.access.tls import CertifiedClients
 from unified_cache.service.access.tokens import Tokens
@@ -255,7 +255,10 @@ class ServiceGate:
         """Raise ``Refused`` unless a caller may do what ``needs`` may."""
         if not caller.role.includes(needs):
             self._observer.anomaly("permission_denied", f"{method.value} by a {caller.role.value} of {caller.tenant}")
-            raise Refused(grpc.StatusCode.PERMISSION_DENIED, f"{method.value} needs the role {needs.value}")
+            text = f"{method.value} needs the role {needs.value}"
+            if caller.credential == NO_CREDENTIALS:
+                text += f"; callers without credentials have that of access.local_role, {caller.role.value}"
+            raise Refused(grpc.StatusCode.PERMISSION_DENIED, text)
 
     def _entered(self, caller: Caller, method: Call) -> AdmissionSlot | None:
         """Give a call its place; what an admin asks for takes a spare one, as long as there is one."""

@@ -98,13 +98,7 @@ def new_token(caller: Caller, last_day: date | None, random_bytes: Callable[[int
 
 def read_tokens(path: Path) -> dict[str, TokenEntry]:
     """Read a file of tokens, by ID."""
-    lines = read_kept(path, stat.S_IWGRP | stat.S_IWOTH).decode("utf-8", "replace").splitlines()
-    entries = [
-        _entry(line, f"{path}:{number}")
-        for number, line in enumerate(lines, 1)
-        if line.strip() and not line.startswith("#")
-    ]
-    return {entry.token_id: entry for entry in entries}
+    return _entries(read_kept(path, stat.S_IWGRP | stat.S_IWOTH).decode("utf-8", "replace"), path)
 
 
 def token_changes(before: Mapping[str, TokenEntry], after: Mapping[str, TokenEntry]) -> list[tuple[str, str]]:
@@ -122,8 +116,9 @@ def token_changes(before: Mapping[str, TokenEntry], after: Mapping[str, TokenEnt
 
 
 def add_token(path: Path, entry: TokenEntry) -> None:
-    """Add a token to a file, made with mode 0600 if absent."""
+    """Add a token to a file of tokens, made with mode 0600 if absent."""
     with _locked(path, os.O_CREAT) as text:
+        _entries(text, path)
         ended = text if text.endswith("\n") or not text else f"{text}\n"
         _replace(path, f"{ended}{entry}\n")
 
@@ -161,6 +156,16 @@ def _replace(path: Path, text: str) -> None:
         replace_whole(path, text.encode("utf-8", "surrogateescape"))
     except PermissionError as error:
         raise ConfigError(f"{path} must be changed by the user it belongs to, or by root: {error.strerror}") from error
+
+
+def _entries(text: str, path: Path) -> dict[str, TokenEntry]:
+    """Return the tokens in the content of a file, by ID."""
+    entries = [
+        _entry(line, f"{path}:{number}")
+        for number, line in enumerate(text.splitlines(), 1)
+        if line.strip() and not line.startswith("#")
+    ]
+    return {entry.token_id: entry for entry in entries}
 
 
 def _entry(line: str, place: str) -> TokenEntry:

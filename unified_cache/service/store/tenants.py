@@ -172,7 +172,11 @@ class TenantStore:
         """Remove pages; return how many there were."""
         named = list(dict.fromkeys(labels))
         stored = self._store.exists(named)
-        self._store.remove(named)
+        try:
+            self._store.remove(named)
+        except StorageError:
+            self._give_back_absent(tenant, named)  # some may have gone
+            raise
         self.usage.drop(tenant, named)
         return sum(map(bool, stored))
 

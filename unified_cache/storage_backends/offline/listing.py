@@ -27,7 +27,7 @@ def unwatched(objects_count: int, object_bytes: int) -> None:
 
 @dataclass(slots=True)
 class ObjectCount:
-    """Number of objects and their bytes, headers included; of those counted, not read, what they take of a cap."""
+    """Number of objects and their bytes, headers included."""
 
     objects_count: int = 0
     object_bytes: int = 0
@@ -130,9 +130,10 @@ def listed(storage: Store, identity: bytes) -> Iterator[list[StoredObject]]:
         cursor = found.cursor
 
 
-def count_objects(storage: Store, identity: bytes, watch: Watch = unwatched) -> dict[str, ObjectCount]:
-    """Count the objects of an identity by their pool, with what each takes of a cap. One scan, no reads."""
-    taken_bytes = storage.capability().taken_bytes
+def count_objects(
+    storage: Store, identity: bytes, watch: Watch = unwatched, taken_bytes: Callable[[int], int] = int
+) -> dict[str, ObjectCount]:
+    """Count the objects of an identity by their pool, and their bytes, or what those take. One scan, no reads."""
     counts: dict[str, ObjectCount] = defaultdict(ObjectCount)
     for objects in listed(storage, identity):
         watch(len(objects), sum(found.object_bytes for found in objects))
