@@ -63,7 +63,7 @@ TREE_MUTANTS = [
     Mutant(
         "a tombstone above the run is forgotten",
         "tree/match.py",
-        "node.last_tombstone_before(view, component, upto) or before[component]",
+        "node.last_tombstone_before(view, component, upto) or tombstones[component]",
         "node.last_tombstone_before(view, component, upto)",
     ),
     Mutant(

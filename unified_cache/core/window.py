@@ -46,22 +46,18 @@ def restorable_ends(
     tombstones: Sequence[npt.NDArray[np.bool_] | None],
     start: int,
     count: int,
-    last_tombstones: Sequence[int],
 ) -> npt.NDArray[np.bool_]:
     """Return a mask of the ends in ``[start + 1, start + count]`` at which a prefix is restorable, shape (count,).
 
-    ``tombstones[c]`` has shape (count,) and is True where component ``c`` lacks page ``start + i``; None means no
-    tombstone. ``last_tombstones[c]`` is one more than the last page before ``start`` that ``c`` lacks, 0 if none.
-    Linear in pages.
+    ``start`` is one, or 0: what lies before it keeps no later end from being one. ``tombstones[c]`` has shape (count,)
+    and is True where component ``c`` lacks page ``start + i``; None means no tombstone. Linear in pages.
     """
     ends = np.arange(start + 1, start + count + 1)
     ok = np.ones(count, np.bool_)
-    for span, missing, before in zip(spans, tombstones, last_tombstones, strict=True):
+    for span, missing in zip(spans, tombstones, strict=True):
         if missing is None:
-            if before:
-                ok &= before <= np.maximum(ends - span, 0)
             continue
-        last_tombstone = np.where(missing, ends, before)
+        last_tombstone = np.where(missing, ends, 0)
         np.maximum.accumulate(last_tombstone, out=last_tombstone)
         ok &= last_tombstone <= np.maximum(ends - span, 0)
     return ok

@@ -123,7 +123,7 @@ class Match:
         if all(end - window(end, span) <= room for span, room in zip(spans, available_pages, strict=True)):
             return end
         tombstones = _tombstones_of(self.path, view, components, 0, end)
-        fits = restorable_ends(spans, tombstones, 0, end, [0] * components)
+        fits = restorable_ends(spans, tombstones, 0, end)
         for component, available in enumerate(available_pages):
             on_target = target * components + component
             takes = _held_pages(self.path, source * components + component, end, end)
@@ -324,26 +324,22 @@ def _search(path: list[Node], view: int, spans: Sequence[int], end: int) -> int:
     windowed = range(1, len(spans))
     best = 0
     run: list[Node] = []
-    tombstones = tombstones_before_run = [0] * len(spans)
+    tombstones = [0] * len(spans)
     for node in path:
         if node.start >= end:
             break
         upto = min(node.end, end)
-        before = tombstones
-        tombstones = before.copy()
         for component in windowed:
-            tombstones[component] = node.last_tombstone_before(view, component, upto) or before[component]
+            tombstones[component] = node.last_tombstone_before(view, component, upto) or tombstones[component]
         if all(tombstones[component] <= window(upto, spans[component]) for component in windowed):
             best = upto
             run.clear()
         else:
-            if not run:
-                tombstones_before_run = before
             run.append(node)
     if not run:
         return best
     # None of the ends of these nodes is restorable; a page inside of them may be.
     start, end = run[0].start, min(run[-1].end, end)
     missing = _tombstones_of(run, view, len(spans), start, end)
-    length = last_end(restorable_ends(spans, missing, start, end - start, tombstones_before_run))
+    length = last_end(restorable_ends(spans, missing, start, end - start))
     return start + length if length else best

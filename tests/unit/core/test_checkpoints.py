@@ -4,6 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.support.cache import ToyEngine, oracle
 from tests.support.operations import over, present
@@ -205,8 +207,16 @@ def test_pages_are_needed_no_more_when_the_window_of_the_full_pages_has_passed_t
     assert window(end, span) * page_size == gone_tokens
 
 
-def test_an_end_is_restorable_where_every_window_before_it_is_whole() -> None:
-    lacks = np.array([False, True, False, False, False])
-    assert restorable_ends([SPAN_ALL, 2], [None, lacks], 10, 5, [0, 0]).tolist() == [True, False, False, True, True]
-    assert restorable_ends([SPAN_ALL, 2], [None, lacks], 10, 5, [0, 10]).tolist() == [False, False, False, True, True]
-    assert restorable_ends([SPAN_ALL, 2], [lacks, None], 10, 5, [0, 0]).tolist() == [True] + [False] * 4
+@given(st.lists(st.tuples(st.sampled_from([1, 2, 5, SPAN_ALL]), st.lists(st.booleans(), min_size=9, max_size=9))))
+def test_an_end_is_restorable_where_every_window_before_it_is_whole_and_what_lies_before_another_says_nothing_more(
+    components: list[tuple[int, list[bool]]],
+) -> None:
+    spans, lacks = [span for span, _ in components], [np.array(missing, np.bool_) for _, missing in components]
+    masks = [missing if missing.any() else None for missing in lacks]
+    ends = restorable_ends(spans, masks, 0, 9)
+    for end in range(1, 10):
+        is_whole = not any(missing[window(end, span) : end].any() for span, missing in zip(spans, lacks, strict=True))
+        assert ends[end - 1] == is_whole
+        if is_whole:
+            later = [missing[end:] if missing[end:].any() else None for missing in lacks]
+            assert restorable_ends(spans, later, end, 9 - end).tolist() == ends[end:].tolist()
