@@ -24,7 +24,7 @@ from transformers import DynamicCache
 from benchmarks.measure import Comparison, Figure, Spread, Subject, interleaved, timed
 from benchmarks.plan import BenchmarkPlan
 from unified_cache.core.errors import MissingExtraError
-from unified_cache.core.seal import HEADER_BYTES, Label, seal
+from unified_cache.core.seal import HEADER_BYTES, Label, seal_buffers
 from unified_cache.integrations.transformers import layer_state
 from unified_cache.integrations.transformers.pages import logits_of
 from unified_cache.sizing.demo.run import DEFAULT_MODEL, model_path
@@ -116,7 +116,7 @@ def _coded(store: Store, choice: CodingChoice | None) -> CodedStorage:
 def _page(number: int, payload: bytes) -> PageIO:
     label = Label(IDENTITY, sha256(b"%d" % number).digest(), "kv")
     page = memoryview(bytearray(HEADER_BYTES) + payload)
-    seal(page, label)
+    seal_buffers((page,), label)
     return PageIO(label, (page,))
 
 

@@ -76,7 +76,7 @@ FACTS_MUTANTS = [
     Mutant(
         "a damaged coded page is taken for sound",
         "core/seal.py",
-        "(flaw is Flaw.FORMAT and verify(stored, label, CODED_VERSION) is None)",
+        "(flaw is Flaw.FORMAT and verify_buffers((stored,), label, version=CODED_VERSION) is None)",
         "flaw is Flaw.FORMAT",
         (f"{UNIT}/core/test_seal.py", f"{UNIT}/storage_backends/wrappers/test_coded.py"),
     ),

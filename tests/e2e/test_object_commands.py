@@ -14,7 +14,7 @@ from tests.support.cluster import ask
 from tests.support.documents import blocks_run_by
 from tests.support.offline import LAYOUTS, PAGE_SIZE, PAGES, TOY, fill, objects_of, open_store
 from unified_cache.core.page import Prompt
-from unified_cache.core.seal import verify
+from unified_cache.core.seal import verify_buffers
 from unified_cache.storage_backends.object.store import PAGES as PAGES_PLACE
 from unified_cache.storage_backends.protocol import Level
 from unified_cache.storage_backends.url import open_storage
@@ -53,7 +53,7 @@ def test_what_lies_in_a_bucket_is_what_the_document_says(bucket: LocalBucket, ur
     found = {each["path"]: bytes(obstore.get(client, each["path"]).bytes()) for each in client.list("pages").collect()}
     assert found == {f"pages/{named.object_name}": page for named, page in pages.items()}
     assert all(re.fullmatch(rf"pages/{identity}/[0-9a-f]{{64}}\.[a-z0-9_]+", name) for name in found)
-    assert not [named for named, page in pages.items() if verify(memoryview(page), named)]
+    assert not [named for named, page in pages.items() if verify_buffers((memoryview(page),), named)]
     with closing(open_store("file", tmp_path)) as stored:
         assert objects_of(stored, LAYOUT) == pages
 

@@ -10,7 +10,7 @@ from tests.sources import ROOT
 from tests.support.replays import PageSettings
 from unified_cache.core.errors import ConfigError, StorageError
 from unified_cache.core.pool import Hits
-from unified_cache.core.seal import HEADER_BYTES, Label, seal
+from unified_cache.core.seal import HEADER_BYTES, Label, seal_buffers
 from unified_cache.sizing.replay.engine import OracleEngine
 from unified_cache.sizing.replay.plan import SEAL_BYTES, ReplayPlan
 from unified_cache.sizing.replay.player import Player
@@ -222,7 +222,7 @@ def rotten(directory: Path) -> tuple[PageSettings, list[TraceRequest], Path, byt
 
 def test_a_stored_page_forged_with_a_valid_seal_is_noticed(tmp_path: Path) -> None:
     settings, requests, path, page = rotten(tmp_path)
-    seal(memoryview(page), Label(bytes(page[16:48]), bytes(page[48:80]), "kv"))
+    seal_buffers((memoryview(page),), Label(bytes(page[16:48]), bytes(page[48:80]), "kv"))
     path.write_bytes(page)
     result = run(requests, settings)
     assert result.served.hits == Hits(storage=4)

@@ -15,7 +15,7 @@ from unified_cache.components import Full, SlidingWindow
 from unified_cache.core.errors import InputError
 from unified_cache.core.page import PAGE_KEY_BYTES
 from unified_cache.core.pool import Identity, ModelLayout, PoolSpec
-from unified_cache.core.seal import HEADER_BYTES, Label, seal, verify, verify_buffers
+from unified_cache.core.seal import HEADER_BYTES, Label, seal_buffers, verify_buffers
 from unified_cache.core.settings.service import QuotaSettings
 from unified_cache.proto import service_pb2 as pb
 from unified_cache.proto.wire import Call, decoded
@@ -53,7 +53,7 @@ CODES = frozenset(
 
 def whole_page() -> bytes:
     page = memoryview(bytearray(HEADER_BYTES) + bytes(range(PAYLOAD_BYTES)))
-    seal(page, LABEL)
+    seal_buffers((page,), LABEL)
     return bytes(page)
 
 
@@ -158,15 +158,15 @@ class Pages:
         """Verify; only what sealing its payload gives is a page, however its bytes lie in memory."""
         cut = content[0] if content else 0
         page = memoryview(content[1:])
-        flaw = verify(page, LABEL)
+        flaw = verify_buffers((page,), LABEL)
         pieces = verify_buffers((page[:cut], page[cut:]), LABEL)
         assert flaw is pieces, f"found {flaw} whole and {pieces} in pieces"
         if flaw is None:
             again = memoryview(bytearray(page))
-            seal(again, LABEL)
+            seal_buffers((again,), LABEL)
             assert again == page
         other = LABEL._replace(key=bytes(PAGE_KEY_BYTES))
-        assert verify(page, other) is not None
+        assert verify_buffers((page,), other) is not None
 
     def seeds(self) -> Iterator[bytes]:
         """Yield a page, its header alone, and a page of nothing."""

@@ -11,7 +11,7 @@ from unified_cache.controller.operation import Job
 from unified_cache.core.errors import CacheError
 from unified_cache.core.page import PageKey, Prompt
 from unified_cache.core.pool import ModelLayout, PageCopies, PoolSpec
-from unified_cache.core.seal import Label, verify
+from unified_cache.core.seal import Label, verify_buffers
 from unified_cache.storage_backends.protocol import Answer
 from unified_cache.storage_backends.wrappers.layer import Method
 
@@ -138,7 +138,7 @@ class JobAudit:
 
     def _is_sound(self, label: Label, slot: int) -> bool:
         pool = next(pool for pools in self._pools for pool in pools if pool.name == label.pool)
-        return verify(self._memory.page(pool, slot), label) is None
+        return verify_buffers((self._memory.page(pool, slot),), label) is None
 
     def _labels_of(self, job: Job) -> list[Label]:
         if isinstance(job, ProbeJob):

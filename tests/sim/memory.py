@@ -12,7 +12,7 @@ from tests.sim.cells import PAYLOAD_BYTES, Cell
 from unified_cache.controller.copies.gpu import AT_ONCE, Copied, PageDistance
 from unified_cache.core.page import PageKey
 from unified_cache.core.pool import PoolSpec, Slots, Tier
-from unified_cache.core.seal import HEADER_BYTES, Label, seal
+from unified_cache.core.seal import HEADER_BYTES, Label, seal_buffers
 
 Contents = npt.NDArray[np.int64]
 """What pages are: ``key number * POOLS_MAX + pool number``."""
@@ -134,7 +134,7 @@ class ContentMemory:
 
         def write() -> None:
             for slot, label in zip(slots.tolist(), labels, strict=True):
-                seal(self.page(pool, slot), label)
+                seal_buffers((self.page(pool, slot),), label)
 
         assert self.captured is not None, "bytes are moved outside a job"
         self.captured.append(write)

@@ -37,7 +37,7 @@ from unified_cache.controller.ranks.group import LocalRanks, RankGroup
 from unified_cache.core.config import WritePolicy
 from unified_cache.core.page import Prompt
 from unified_cache.core.pool import Identity, Pages, Tier
-from unified_cache.core.seal import Label, verify
+from unified_cache.core.seal import Label, verify_buffers
 from unified_cache.storage_backends.common.opening import MENDED_PAUSE_S
 
 OPERATION_S_MAX = 0.002
@@ -546,7 +546,7 @@ class Simulation:
                 for pool in component.pools:
                     if pool.page_bytes:
                         label = Label(self.owners[pool.name], self.numbers.keys[page], pool.name)
-                        flaw = verify(self.memory.page(pool, int(held[page])), label)
+                        flaw = verify_buffers((self.memory.page(pool, int(held[page])),), label)
                         assert flaw is None, f"a host page does not verify: {flaw}"
 
     def settle_backups(self) -> None:

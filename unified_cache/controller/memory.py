@@ -14,7 +14,7 @@ from unified_cache.core.config import CacheConfig
 from unified_cache.core.errors import ConfigError, LayoutError, check_each, check_kind
 from unified_cache.core.extras import needs_extra
 from unified_cache.core.pool import Identity, ModelLayout, PoolSpec, Slots, Tier, dtype_name
-from unified_cache.core.seal import HEADER_BYTES, Label, seal
+from unified_cache.core.seal import HEADER_BYTES, Label, seal_buffers
 from unified_cache.core.sizes import check_available
 
 with needs_extra("engine", "unified_cache.controller.memory"):
@@ -303,7 +303,7 @@ class TieredMemory:
         """Write the header of each page."""
         if pool.page_bytes:
             for (page,), label in zip(self._host[pool.name].pages(slots.tolist()), labels, strict=True):
-                seal(page, label)
+                seal_buffers((page,), label)
 
     def buffers(self, pool: PoolSpec, slots: Sequence[int]) -> list[tuple[memoryview, ...]]:
         """Return the one buffer of each page in the slab."""

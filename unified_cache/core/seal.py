@@ -113,18 +113,10 @@ class PageChecksum:
         return self._digest if self._stream is None else self._stream.intdigest()
 
 
-def seal(page: memoryview, label: Label, version: int = FORMAT_VERSION) -> None:
-    """Write the header of ``page``, whose payload (all bytes after the header) is complete."""
-    page[:HEADER_BYTES] = header_of(label, len(page) - HEADER_BYTES, xxh3_64_intdigest(page[HEADER_BYTES:]), version)
-
-
-def seal_buffers(buffers: Sequence[memoryview], label: Label) -> None:
-    """Write the header of a page that lies in several buffers: ``seal`` of what they would be if joined."""
-    if len(buffers) == 1:
-        seal(buffers[0], label)
-        return
+def seal_buffers(buffers: Sequence[memoryview], label: Label, version: int = FORMAT_VERSION) -> None:
+    """Write the header of a page into its buffers; the payload, all bytes after the header, is complete."""
     payload = payload_of(buffers)
-    header = header_of(label, sum(map(len, payload)), checksum_of(payload))
+    header = header_of(label, sum(map(len, payload)), checksum_of(payload), version)
     start = 0
     for buffer in buffers:
         end = min(start + len(buffer), HEADER_BYTES)
@@ -159,48 +151,45 @@ def payload_checksum(header: bytes) -> int:
     return checksum
 
 
-def verify(page: memoryview, label: Label, version: int = FORMAT_VERSION) -> Flaw | None:
-    """Return what is wrong with ``page``, None if it is exactly the page that ``label`` names."""
-    if len(page) < HEADER_BYTES:
-        return Flaw.LENGTH
-    payload = page[HEADER_BYTES:]
-    header = page[:HEADER_BYTES].tobytes()
-    if header == header_of(label, len(payload), xxh3_64_intdigest(payload), version):
-        return None
-    return _flaw_of(header, len(payload), label, version)
-
-
 def is_sealed(stored: memoryview, label: Label) -> bool:
     """Return whether an object is whole, be it the page that ``label`` names as it is, or coded."""
-    flaw = verify(stored, label)
-    return flaw is None or (flaw is Flaw.FORMAT and verify(stored, label, CODED_VERSION) is None)
+    flaw = verify_buffers((stored,), label)
+    return flaw is None or (flaw is Flaw.FORMAT and verify_buffers((stored,), label, version=CODED_VERSION) is None)
 
 
-def verify_buffers(buffers: Sequence[memoryview], label: Label, checksum: PageChecksum | None = None) -> Flaw | None:
-    """Return what is wrong with a page that lies in several buffers, whose payloads are not joined for it.
+def verify_buffers(
+    buffers: Sequence[memoryview],
+    label: Label,
+    checksum: PageChecksum | None = None,
+    version: int = FORMAT_VERSION,
+) -> Flaw | None:
+    """Return what is wrong with a page, None if it is exactly the one that ``label`` names; its buffers are not joined.
 
     ``checksum`` is what the reader of these buffers has made of them. A page is flawed only by its bytes as they are:
     where the checksum is not that of the whole page, or says that something is wrong, they are all read again.
     """
-    if len(buffers) == 1 and checksum is None:
-        return verify(buffers[0], label)
-    if len(buffers[0]) == HEADER_BYTES:
+    if len(buffers) == 1:
+        header = buffers[0][:HEADER_BYTES].tobytes()
+        payload: Sequence[memoryview] = [buffers[0][HEADER_BYTES:]]
+    elif len(buffers[0]) == HEADER_BYTES:
         header, payload = buffers[0].tobytes(), buffers[1:]
     else:
         header = b"".join([buffer[:HEADER_BYTES] for buffer in buffers])[:HEADER_BYTES]
         payload = payload_of(buffers)
     if len(header) < HEADER_BYTES:
         return Flaw.LENGTH
-    payload_bytes = len(payload[0]) if len(payload) == 1 else sum(map(len, payload))
+    is_one = len(payload) == 1
+    payload_bytes = len(payload[0]) if is_one else sum(map(len, payload))
     found = None if checksum is None else checksum.of(HEADER_BYTES + payload_bytes)
-    if found is not None and header == header_of(label, payload_bytes, found):
+    if found is not None and header == header_of(label, payload_bytes, found, version):
         return None
-    if header == header_of(label, payload_bytes, checksum_of(payload)):
+    digest = xxh3_64_intdigest(payload[0]) if is_one else checksum_of(payload)
+    if header == header_of(label, payload_bytes, digest, version):
         return None
-    return _flaw_of(header, payload_bytes, label)
+    return _flaw_of(header, payload_bytes, label, version)
 
 
-def _flaw_of(header: bytes, payload_bytes: int, label: Label, expected: int = FORMAT_VERSION) -> Flaw:
+def _flaw_of(header: bytes, payload_bytes: int, label: Label, expected: int) -> Flaw:
     found = header[: _BODY.size]
     (check,) = _CHECK.unpack(header[_BODY.size :])
     if check != xxh3_64_intdigest(found) or found[: len(_MAGIC)] != _MAGIC:

@@ -9,16 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.budget import PHASES, examples
-from unified_cache.core.seal import (
-    HEADER_BYTES,
-    Flaw,
-    Label,
-    PageChecksum,
-    seal,
-    seal_buffers,
-    verify,
-    verify_buffers,
-)
+from unified_cache.core.seal import HEADER_BYTES, Flaw, Label, PageChecksum, seal_buffers, verify_buffers
 
 LABEL = Label(bytes(range(32)), bytes(range(32, 64)), "kv")
 CUTTINGS = ((), (HEADER_BYTES,), (HEADER_BYTES, 300, 700), (1, 5, 130), (40, 40, 80, 127, 129, 1000))
@@ -26,7 +17,7 @@ CUTTINGS = ((), (HEADER_BYTES,), (HEADER_BYTES, 300, 700), (1, 5, 130), (40, 40,
 
 def sealed(payload_bytes: int = 1000) -> bytearray:
     page = bytearray(HEADER_BYTES) + random.Random(1).randbytes(payload_bytes)
-    seal(memoryview(page), LABEL)
+    seal_buffers((memoryview(page),), LABEL)
     return page
 
 
@@ -37,7 +28,7 @@ def cut(page: bytearray, cuts: Sequence[int]) -> list[memoryview]:
 
 @pytest.mark.parametrize("payload_bytes", [0, 1, 7, 1000, 100_000])
 def test_a_sealed_page_verifies(payload_bytes: int) -> None:
-    assert verify(memoryview(sealed(payload_bytes)), LABEL) is None
+    assert verify_buffers((memoryview(sealed(payload_bytes)),), LABEL) is None
 
 
 @pytest.mark.parametrize("cuts", CUTTINGS)
@@ -55,10 +46,10 @@ def test_every_flipped_bit_of_the_header_and_many_of_the_payload_are_found(cuts:
 def test_every_truncation_and_bytes_beyond_the_page_are_found() -> None:
     page = memoryview(sealed(50))
     for page_bytes in range(len(page)):
-        assert verify(page[:page_bytes], LABEL) is Flaw.LENGTH
+        assert verify_buffers((page[:page_bytes],), LABEL) is Flaw.LENGTH
         half = page_bytes // 2
         assert verify_buffers([page[:half], page[half:page_bytes]], LABEL) is Flaw.LENGTH
-    assert verify(memoryview(sealed() + b"\x00"), LABEL) is Flaw.LENGTH
+    assert verify_buffers((memoryview(sealed() + b"\x00"),), LABEL) is Flaw.LENGTH
 
 
 @pytest.mark.parametrize(
@@ -66,11 +57,11 @@ def test_every_truncation_and_bytes_beyond_the_page_are_found() -> None:
     [LABEL._replace(identity=bytes(32)), LABEL._replace(key=bytes(32)), LABEL._replace(pool="kv_index")],
 )
 def test_a_page_of_another_identity_key_or_pool_is_foreign(other: Label) -> None:
-    assert verify(memoryview(sealed()), other) is Flaw.FOREIGN
+    assert verify_buffers((memoryview(sealed()),), other) is Flaw.FOREIGN
 
 
 def test_zeros_are_not_a_page() -> None:
-    assert verify(memoryview(bytearray(1000)), LABEL) is Flaw.HEADER
+    assert verify_buffers((memoryview(bytearray(1000)),), LABEL) is Flaw.HEADER
 
 
 @settings(max_examples=examples(200, 5_000), deadline=None, phases=PHASES)
@@ -89,7 +80,7 @@ def test_any_cuts_are_sealed_and_verified_as_the_joined_page(
     assert page == joined
     if flipped is not None and flipped < len(page):
         page[flipped] ^= 4
-        assert verify_buffers(buffers, LABEL) is verify(memoryview(page), LABEL) is not None
+        assert verify_buffers(buffers, LABEL) is verify_buffers((memoryview(page),), LABEL) is not None
     else:
         assert verify_buffers(buffers, LABEL) is None
     summed = PageChecksum()

@@ -42,7 +42,7 @@ from unified_cache.core.seal import (
     header_of,
     payload_checksum,
     payload_of,
-    verify,
+    verify_buffers,
 )
 from unified_cache.storage_backends.common.lru import page_bytes
 from unified_cache.storage_backends.protocol import PageIO
@@ -163,7 +163,7 @@ class PageCoder:
         Nothing is made that is longer than the page. The caller verifies the page by its seal.
         """
         label, buffers, _ = page
-        flaw = verify(stored, label, CODED_VERSION)
+        flaw = verify_buffers((stored,), label, version=CODED_VERSION)
         if flaw is not None:
             return Undecoded.UNENCRYPTED if flaw is Flaw.FORMAT and self._keys is not None else Undecoded.DAMAGED
         width, is_encrypted, _, data_bytes, payload_bytes, key_id, nonce = _FIELDS.unpack_from(stored, HEADER_BYTES)

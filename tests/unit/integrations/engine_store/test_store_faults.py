@@ -19,7 +19,7 @@ from tests.support.store_calls import ScriptedStorage, at, raising
 from tests.support.wrappers import PATIENCE_S, scripted
 from unified_cache.core.config import GuardConfig
 from unified_cache.core.errors import StorageError
-from unified_cache.core.seal import HEADER_BYTES, seal
+from unified_cache.core.seal import HEADER_BYTES, seal_buffers
 from unified_cache.integrations.engine_store import EngineStore, EngineStoreConfig, Unavailable
 from unified_cache.storage_backends.common.breaker import Backoff, BreakerState
 from unified_cache.storage_backends.common.opening import Retries
@@ -45,7 +45,7 @@ def stored(numbers: Sequence[int]) -> MemoryStorage:
 def store_page(backend: Store, number: int) -> None:
     """Put the page of that number."""
     page = memoryview(bytearray(HEADER_BYTES) + payload_of(number))
-    seal(page, label_of(number))
+    seal_buffers((page,), label_of(number))
     backend.put([PageIO(label_of(number), (page,))], Level.CACHED)
 
 

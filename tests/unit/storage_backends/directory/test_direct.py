@@ -13,7 +13,7 @@ import pytest
 from tests.support.files import descriptors, held, path_of
 from tests.support.store_kinds import DirectoryStorage, StoreKind
 from unified_cache.core.errors import StorageError
-from unified_cache.core.seal import HEADER_BYTES, Label, PageChecksum, seal
+from unified_cache.core.seal import HEADER_BYTES, Label, PageChecksum, seal_buffers
 from unified_cache.storage_backends.directory import read_queue
 from unified_cache.storage_backends.directory.disk import Disk
 from unified_cache.storage_backends.directory.page_reads import BOUNCE_SLOTS, DIRECT_BLOCK_BYTES
@@ -121,7 +121,7 @@ def sealed(number: int, page_bytes: int = PAGE_BYTES) -> PageIO:
     for start in range(128, page_bytes, DIRECT_BLOCK_BYTES):
         buffer[start] = (number + start // DIRECT_BLOCK_BYTES) % 251
     buffer[page_bytes - 1] = number + 1
-    seal(buffer, label(number))
+    seal_buffers((buffer,), label(number))
     return PageIO(label(number), (buffer,))
 
 

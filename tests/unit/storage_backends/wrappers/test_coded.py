@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from tests.support.store_kinds import StoreKind
 from unified_cache.core.errors import MissingExtraError, StorageError
-from unified_cache.core.seal import CODED_VERSION, HEADER_BYTES, Label, may_be_coded, seal
+from unified_cache.core.seal import CODED_VERSION, HEADER_BYTES, Label, may_be_coded, seal_buffers
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.offline.listing import empty_page, read_verified
@@ -50,7 +50,7 @@ def noise(seed: int, payload_bytes: int = PAYLOAD_BYTES) -> bytes:
 
 def page_of(named: Label, payload: bytes) -> PageIO:
     page = memoryview(bytearray(HEADER_BYTES) + payload)
-    seal(page, named)
+    seal_buffers((page,), named)
     return PageIO(named, (page,))
 
 
@@ -229,7 +229,7 @@ def coded_object(named: Label, fields: tuple[int, int, int, int, int], body: byt
     part = max(256, PAYLOAD_BYTES // 64)
     body += bytes(-len(body) % part)
     content = bytearray(HEADER_BYTES) + struct.pack("<BBHIQ8s12s", *fields, b"", b"") + body + bytes(16)
-    seal(memoryview(content), named, CODED_VERSION)
+    seal_buffers((memoryview(content),), named, CODED_VERSION)
     return bytes(content)
 
 
@@ -298,7 +298,7 @@ def test_a_cut_or_changed_object_is_never_a_hit() -> None:
         else:
             changed[rng.randrange(len(changed))] ^= 1 << rng.randrange(8)
             if number % 3 == 1:  # by somebody who knows how to seal
-                seal(memoryview(changed), page.label, CODED_VERSION)
+                seal_buffers((memoryview(changed),), page.label, CODED_VERSION)
         replace_object(backend, page.label, changed)
         assert read_back(storage, page) in (Answer.FLAWED, bytes_of(page))
 
@@ -312,7 +312,7 @@ def test_a_frame_that_holds_another_page_is_found_by_the_seal_of_the_page() -> N
     content, swapped = object_in(backend, page.label), object_in(backend, other.label)
     content[HEADERS_BYTES + 8 :] = swapped[HEADERS_BYTES + 8 :]  # its checksum stays
     content[HEADER_BYTES:HEADERS_BYTES] = swapped[HEADER_BYTES:HEADERS_BYTES]
-    seal(memoryview(content), page.label, CODED_VERSION)
+    seal_buffers((memoryview(content),), page.label, CODED_VERSION)
     replace_object(backend, page.label, content)
     assert read_back(storage, page) is Answer.FLAWED
     assert sum(storage.flaws_count.values()) == 1

@@ -23,7 +23,7 @@ from tests.unit.storage_backends.wrappers.test_coded import (
 )
 from unified_cache.core.errors import ConfigError
 from unified_cache.core.pool import Identity
-from unified_cache.core.seal import CODED_VERSION, HEADER_BYTES, Label, seal
+from unified_cache.core.seal import CODED_VERSION, HEADER_BYTES, Label, seal_buffers
 from unified_cache.storage_backends.manifest import EVERYBODY, manifest_of, model_of_tenant
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO
@@ -87,7 +87,7 @@ def test_no_run_of_16_bytes_of_any_payload_lies_in_any_file_of_the_store(
 
 def resealed(content: bytes | bytearray, named: Label) -> bytearray:
     changed = bytearray(content)
-    seal(memoryview(changed), named, CODED_VERSION)
+    seal_buffers((memoryview(changed),), named, CODED_VERSION)
     return changed
 
 
