@@ -194,10 +194,6 @@ class MapChange(NamedTuple):
     """The peer of each from now on, shape (pages,); None leaves all of them without one."""
 
 
-CHANGED_SHARE = 0.25
-"""Share of its entries that a page map remembers the last changes of; after more, the whole of it is as soon copied."""
-
-
 class PageMap:
     """Full slot → slot of the component that is reached through Full's slots (SWA), one entry per page.
 
@@ -206,30 +202,23 @@ class PageMap:
     is -1, so that slot -1 stays -1. As full_to_swa_index_mapping in SGLang 0.5.23, in pages instead of tokens.
     """
 
-    __slots__ = ("_changed", "_changed_bytes_max", "table", "version")
+    __slots__ = ("table", "version")
 
     def __init__(self, capacity: int) -> None:
         self.table: Slots = np.zeros(capacity + 2, np.int32)
         self.table[-1] = -1
         self.version = 0
         """Counts changed entries; a translation made under another version may be stale."""
-        self._changed = bytearray()
-        """Entries changed last, oldest first, as int32: numpy has no array that grows as fast."""
-        self._changed_bytes_max = int(CHANGED_SHARE * capacity) * self.table.itemsize
 
     def bind(self, full: Slots, peers: Slots) -> None:
         """Map each Full slot to its peer."""
-        if not len(full):
-            return
         self.table[full] = peers
-        self._record(full)
+        self.version += len(full)
 
     def unbind(self, full: Slots) -> None:
         """Leave Full slots without a peer."""
-        if not len(full):
-            return
         self.table[full] = 0
-        self._record(full)
+        self.version += len(full)
 
     def apply(self, changes: Iterable[MapChange]) -> None:
         """Make changes of the tree in the order given."""
@@ -247,19 +236,6 @@ class PageMap:
         """Unmap everything."""
         self.table[:-1] = 0
         self.version += len(self.table)
-        self._changed.clear()
-
-    def changed_since(self, version: int) -> Slots | None:
-        """Return the Full slots whose entries changed after ``version``, some more than once; None if too many did."""
-        start = len(self._changed) - (self.version - version) * self.table.itemsize
-        return None if start < 0 else np.frombuffer(self._changed[start:], np.int32)
-
-    def _record(self, full: Slots) -> None:
-        """Count changed entries, and remember them, or none at all once they are too many."""
-        self.version += len(full)
-        self._changed += full.tobytes()
-        if len(self._changed) > self._changed_bytes_max:
-            self._changed.clear()
 
 
 class PairedAllocator:

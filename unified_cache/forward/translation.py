@@ -23,8 +23,9 @@ class SwaTranslation:
     """Read one ``PageMap`` where kernels run; keep the map's entries there, and no translation.
 
     On the CPU the table *is* the map's array. On another device it is a copy at a fixed address, so that captured
-    graphs may read it; before anything is translated, entries that have changed are copied. A graph that is being
-    captured would record that copy: so it is refused there. Call it from the thread that changes the map.
+    graphs may read it; before anything is translated, a map that has changed is copied, all of it: to find the changed
+    entries takes as long up to some 65,000 pages. A graph that is being captured would record that copy: so it is
+    refused there. Call it from the thread that changes the map.
 
     A stream that translates comes after the copy, whichever stream made it; what another stream was given to translate
     must have been done before the map is copied again, which is for the engine. Every result is a new tensor, the
@@ -97,12 +98,7 @@ class SwaTranslation:
                     "the page map has changed since it was copied last, and a graph that is captured now would record "
                     "the copy; allocate, load and refresh before the capture"
                 )
-            changed = None if self._version < 0 else self._map.changed_since(self._version)
-            if changed is None:
-                self._table.copy_(sent(self._map.table, self._table.device))
-            else:
-                slots, peers = sent(np.stack((changed, self._map.peers(changed))), self._table.device)
-                self._table.index_copy_(0, slots.to(torch.int64), peers)
+            self._table.copy_(sent(self._map.table, self._table.device))
             self._record_change()
         self._version = self._map.version
 

@@ -77,26 +77,6 @@ def test_the_map_is_changed_in_place_and_never_replaced_r1() -> None:
     assert pool.map.table is table
 
 
-def test_a_map_remembers_up_to_a_quarter_of_its_entries_and_then_begins_again() -> None:
-    page_map = PageMap(40)
-    forgotten: list[int] = []
-    for full in range(1, 31):
-        version = page_map.version
-        page_map.bind(slots(full), slots(full))
-        changed = page_map.changed_since(version)
-        if changed is None:
-            forgotten.append(full)
-        else:
-            assert changed.tolist() == [full]
-    assert forgotten == [11, 22]
-    latest = present(page_map.changed_since(page_map.version - 8))
-    assert latest.tolist() == list(range(23, 31))
-    assert page_map.changed_since(page_map.version - 9) is None
-    version = page_map.version
-    page_map.clear()
-    assert page_map.changed_since(version) is None
-
-
 def test_every_change_of_the_map_is_counted_r1() -> None:
     page_map = PageMap(4)
     versions = [page_map.version]

@@ -7,8 +7,6 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from torch._ops import OpOverload
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.support.forward import (
     CPU,
@@ -17,7 +15,6 @@ from tests.support.forward import (
     allocate,
     batch_of,
     diverged,
-    free,
     free_peers,
     idle,
     mirrored,
@@ -105,69 +102,6 @@ def test_a_stream_translates_by_the_map_that_another_stream_copies(device: torch
             found = translation.translate_locs(locs).tolist(), translation.translate_pages(locs // PAGE_SIZE).tolist()
         peers = allocator.map.peers(full)
         assert found == ((peers * PAGE_SIZE).tolist(), peers.tolist())
-
-
-class CopiedElements(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the elements that operations write into one tensor."""
-
-    def __init__(self, target: torch.Tensor) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.target = target.data_ptr()
-        self.counts: list[int] = []
-
-    def __torch_dispatch__(
-        self, func: OpOverload, types: object, args: tuple[object, ...] = (), kwargs: dict[str, object] | None = None
-    ) -> object:
-        target = args[0] if args else None
-        if isinstance(target, torch.Tensor) and target.data_ptr() == self.target and func._schema.is_mutable:
-            values = [arg for arg in args[1:] if isinstance(arg, torch.Tensor)]
-            self.counts.append(values[-1].numel())
-        return func(*args, **(kwargs or {}))
-
-
-def test_what_a_forward_copies_of_the_map_is_what_has_changed_since_the_one_before() -> None:
-    allocator = paired(1000, 400)
-    translation = mirrored(allocator)
-    with CopiedElements(translation.table) as copied:
-        translation.refresh()
-        full = allocate(allocator, 5)
-        translation.refresh()
-        free_peers(allocator, full[1:3])
-        allocate(allocator, 2)
-        translation.refresh()
-        translation.refresh()
-    assert copied.counts == [1002, 5, 4]
-    assert torch.equal(translation.table, shared(allocator).table)
-
-
-def test_more_changes_than_the_map_keeps_are_copied_as_one_table() -> None:
-    allocator = paired(1000, 400)
-    translation = mirrored(allocator)
-    translation.refresh()
-    with CopiedElements(translation.table) as copied:
-        full = allocate(allocator, 240)
-        translation.refresh()
-        free_peers(allocator, full)
-        allocate(allocator, 240)
-        translation.refresh()
-        allocator.map.clear()
-        translation.refresh()
-    assert copied.counts == [240, 1002, 1002]
-    assert torch.equal(translation.table, shared(allocator).table)
-
-
-def test_copies_of_one_map_are_brought_up_to_date_each_for_itself() -> None:
-    allocator = paired(1000, 400)
-    often, seldom = mirrored(allocator), mirrored(allocator)
-    for translation in (often, seldom):
-        translation.refresh()
-    for _ in range(60):
-        full = allocate(allocator, 7)
-        often.refresh()
-        free(allocator, full)
-    for translation in (often, seldom):
-        translation.refresh()
-        assert torch.equal(translation.table, shared(allocator).table)
 
 
 def test_a_map_that_changed_is_not_copied_while_a_graph_is_captured() -> None:
