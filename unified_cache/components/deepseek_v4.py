@@ -4,11 +4,10 @@
     Full       kv                            none        none: a logical anchor, slots without bytes
                deepseek_v4_c4                ratio 4     page_size / 4
                deepseek_v4_c4_indexer        ratio 4     page_size / 4
-               deepseek_v4_c4_indexer_scale  ratio 4     page_size / 4; only where scales lie apart
                deepseek_v4_c128              ratio 128   page_size / 128
     SWA        swa                           all         page_size
-               deepseek_v4_c4_state          ratio 4     a ring, 8 or 16
-               deepseek_v4_c4_indexer_state  ratio 4     a ring, 8 or 16
+               deepseek_v4_c4_state          ratio 4     a ring of 8
+               deepseek_v4_c4_indexer_state  ratio 4     a ring of 8
 
 The state of the ratio-128 compressor belongs to a request and is never cached: a page is a multiple of 128 tokens,
 so no group of 128 is pending at a page boundary. Names and formats as SGLang 0.5.23 has them
@@ -21,7 +20,6 @@ for itself and for the layers up to the next; no state is cached, since a page i
     Full       kv                            none        none
                deepseek_v4_c1                sources     page_size
                deepseek_v4_c1_indexer        sources     page_size; fp4 always
-               deepseek_v4_c1_indexer_scale  sources     page_size; only where scales lie apart
                deepseek_v4_c2, and so on     sources     page_size / 2
     SWA        swa                           all         page_size
 
@@ -61,14 +59,13 @@ _POOLS_OF_RATIO: Mapping[int, tuple[str, ...]] = {
     RATIO_CSA: (
         "deepseek_v4_c4",
         "deepseek_v4_c4_indexer",
-        "deepseek_v4_c4_indexer_scale",
         "swa",
         "deepseek_v4_c4_state",
         "deepseek_v4_c4_indexer_state",
     ),
     RATIO_HCA: ("deepseek_v4_c128", "swa"),
-    RATIO_LATENT: ("deepseek_v4_c1", "deepseek_v4_c1_indexer", "deepseek_v4_c1_indexer_scale", "swa"),
-    RATIO_PAIR: ("deepseek_v4_c2", "deepseek_v4_c2_indexer", "deepseek_v4_c2_indexer_scale", "swa"),
+    RATIO_LATENT: ("deepseek_v4_c1", "deepseek_v4_c1_indexer", "swa"),
+    RATIO_PAIR: ("deepseek_v4_c2", "deepseek_v4_c2_indexer", "swa"),
 }
 """Pools that a layer keeps state in; the tables above, by layer. Of V4.1 a source; others have their windows alone."""
 
@@ -76,11 +73,11 @@ _V4_RATIOS = frozenset({RATIO_SWA, RATIO_CSA, RATIO_HCA})
 _V41_RATIOS = frozenset({RATIO_SWA, RATIO_LATENT, RATIO_PAIR})
 
 _INDEXER = "_indexer"
-_SCALE = "_indexer_scale"
-"""Parts of the names of pools of the indexer, and of its scales."""
+"""Part of the names of pools of the indexer."""
 
-_STATE_ROW_VALUES = 4
-"""Rows of the head dimension in one row of ratio-4 compressor state: kv and score of two overlapping groups."""
+_STATE_VALUE_BYTES = 8 * 4 * 4
+"""Bytes of ratio-4 compressor state in a page for each value of the head: 8 rows, kv and score of two overlapping
+groups, fp32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,18 +101,6 @@ class RowFormat:
         return -(-rows * self.row_bytes // self.align_bytes) * self.align_bytes
 
 
-@dataclass(frozen=True, slots=True)
-class IndexerFormat:
-    """Bytes of one indexer key; where ``scale_apart`` is set, its scale lies in a pool of its own."""
-
-    values_per_byte: int
-    scale_apart: bool = False
-
-    def key_bytes(self, index_head_dim: int) -> int:
-        """Return the bytes of one key in the indexer's own pool."""
-        return index_head_dim // self.values_per_byte + (0 if self.scale_apart else INDEXER_SCALE_BYTES)
-
-
 ROW_FORMATS: Mapping[str, tuple[RowFormat, RowFormat]] = {
     # name: (rows of the sliding window, rows of the compressed pools)
     "v4": (RowFormat(576, 8, 576), RowFormat(576, 8, 576)),
@@ -127,10 +112,6 @@ ROW_FORMATS: Mapping[str, tuple[RowFormat, RowFormat]] = {
 
 INDEXER_SCALE_BYTES = 4
 """One fp32 for 128 fp8 values; four bytes of block scales for 128 fp4 values."""
-INDEXER_FP8 = IndexerFormat(values_per_byte=1)
-INDEXER_FP4 = IndexerFormat(values_per_byte=2)
-INDEXER_FP4_APART = IndexerFormat(values_per_byte=2, scale_apart=True)
-"""Indexer format on ROCm."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,11 +124,6 @@ class DeepSeekV4:
     index_head_dim: int = 128
     rows: str = "v4"
     """A name in ``ROW_FORMATS``."""
-    indexer: IndexerFormat = INDEXER_FP8
-    state_value_bytes: int = 4
-    """fp32; 2 for bf16."""
-    ring_rows: int = 8
-    """Rows of compressor state per page of the sliding window; 16 with speculative decoding."""
     source_layers: tuple[int, ...] = ()
     """Of V4.1: layers that keep rows and keys for themselves and those up to the next; ascending."""
     index_layers: tuple[int, ...] = ()
@@ -163,9 +139,7 @@ class DeepSeekV4:
         self._check_sources()
         if self.rows not in ROW_FORMATS:
             raise LayoutError(f"rows must be one of {sorted(ROW_FORMATS)}, found {self.rows!r}")
-        if self.state_value_bytes not in (2, 4):
-            raise LayoutError(f"state_value_bytes must be 2 (bf16) or 4 (fp32), found {self.state_value_bytes}")
-        if self.index_head_dim <= 0 or self.index_head_dim % self.indexer.values_per_byte:
+        if self.index_head_dim <= 0 or self.index_head_dim % self.index_values_per_byte:
             raise LayoutError(f"index_head_dim must be positive and fill whole bytes, found {self.index_head_dim}")
 
     @property
@@ -173,14 +147,17 @@ class DeepSeekV4:
         """Whether it is of V4.1, where few layers keep rows for all."""
         return not _V4_RATIOS.issuperset(self.compress_ratios)
 
+    @property
+    def index_values_per_byte(self) -> int:
+        """Values of an indexer key in a byte: fp8, of V4.1 fp4."""
+        return 2 if self.has_sources else 1
+
     def _check_sources(self) -> None:
         """Check that every compressed layer of V4.1 has a source of its ratio, and that no layer of V4 needs one."""
         if not self.has_sources:
             if self.source_layers or self.index_layers:
                 raise LayoutError(f"ratios of V4 have no source_layers, found {self.source_layers}")
             return
-        if self.indexer.values_per_byte != INDEXER_FP4.values_per_byte:
-            raise LayoutError("indexer of the ratios 1 and 2 must be fp4, found fp8")
         for name, layers in (("source_layers", self.source_layers), ("index_layers", self.index_layers)):
             if list(layers) != sorted({layer for layer in layers if 0 <= layer < len(self.compress_ratios)}):
                 raise LayoutError(f"{name} must be ascending layers of {len(self.compress_ratios)}, found {layers}")
@@ -201,13 +178,9 @@ class DeepSeekV4:
     def check_page_size(self, page_size: int) -> None:
         """Raise LayoutError if anything would be pending at a page boundary, or a page would not hold windows."""
         multiples = [("ratio", RATIO_PAIR if self.has_sources else RATIO_HCA), ("window", self.window_tokens)]
-        if not self.has_sources:
-            multiples.append(("ring_rows", self.ring_rows))
         for name, value in multiples:
             if page_size <= 0 or value <= 0 or page_size % value:
                 raise LayoutError(f"page_size must be a multiple of the {name} {value}, found {page_size}")
-        if not self.has_sources and self.ring_rows % RATIO_CSA:
-            raise LayoutError(f"ring_rows must be a multiple of the ratio {RATIO_CSA}, found {self.ring_rows}")
 
     def layers_mapping(self) -> tuple[tuple[LayerPlace, ...], ...]:
         """Return the pools of each layer, as ``ModelLayout`` has them; a layer of V4.1 has its source's places, too."""
@@ -215,8 +188,7 @@ class DeepSeekV4:
             [
                 pool
                 for pool in _POOLS_OF_RATIO[ratio]
-                if (self.indexer.scale_apart or not pool.endswith(_SCALE))
-                and (pool == "swa" or not self.has_sources or layer in self.source_layers)
+                if pool == "swa" or not self.has_sources or layer in self.source_layers
             ]
             for layer, ratio in enumerate(self.compress_ratios)
         ]
@@ -237,25 +209,23 @@ class DeepSeekV4:
     def layer_page_bytes(self, page_size: int) -> Mapping[str, int]:
         """Return the bytes of one page of one layer in each pool, by name, anchors first."""
         window_rows, compressed_rows = ROW_FORMATS[self.rows]
+        key_bytes = self.index_head_dim // self.index_values_per_byte + INDEXER_SCALE_BYTES
         if self.has_sources:
             sizes = {"kv": 0}
             for ratio in (RATIO_LATENT, RATIO_PAIR):
-                rows, (name, indexer, scale, _) = page_size // ratio, _POOLS_OF_RATIO[ratio]
+                rows, (name, indexer, _) = page_size // ratio, _POOLS_OF_RATIO[ratio]
                 sizes[name] = compressed_rows.page_bytes(rows)
-                sizes[indexer] = rows * self.indexer.key_bytes(self.index_head_dim)
-                sizes[scale] = rows * INDEXER_SCALE_BYTES
+                sizes[indexer] = rows * key_bytes
             return {**sizes, "swa": window_rows.page_bytes(page_size)}
         csa_rows = page_size // RATIO_CSA
-        state_row_bytes = _STATE_ROW_VALUES * self.state_value_bytes
         return {
             "kv": 0,
             "deepseek_v4_c4": compressed_rows.page_bytes(csa_rows),
-            "deepseek_v4_c4_indexer": csa_rows * self.indexer.key_bytes(self.index_head_dim),
-            "deepseek_v4_c4_indexer_scale": csa_rows * INDEXER_SCALE_BYTES,
+            "deepseek_v4_c4_indexer": csa_rows * key_bytes,
             "deepseek_v4_c128": compressed_rows.page_bytes(page_size // RATIO_HCA),
             "swa": window_rows.page_bytes(page_size),
-            "deepseek_v4_c4_state": self.ring_rows * state_row_bytes * HEAD_DIM,
-            "deepseek_v4_c4_indexer_state": self.ring_rows * state_row_bytes * self.index_head_dim,
+            "deepseek_v4_c4_state": _STATE_VALUE_BYTES * HEAD_DIM,
+            "deepseek_v4_c4_indexer_state": _STATE_VALUE_BYTES * self.index_head_dim,
         }
 
     def layout(self, page_size: int = PAGE_SIZE) -> ModelLayout:

@@ -9,9 +9,8 @@ that all tensor-parallel ranks of a stage hold alike has ``stage``; state of whi
 no heads, has ``rank_text``.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import gcd
 from numbers import Integral
 
 from unified_cache.core.errors import LayoutError, check_kind
@@ -201,11 +200,6 @@ class NamedShard:
 
 WHOLE_MODEL = NamedShard()
 """All heads, layers and tokens: what a rank without others holds."""
-
-
-def heads_per_unit(heads_total: int, sizes: Iterable[int]) -> int:
-    """Return how many heads an object may hold at most so that groups of all these sizes share objects."""
-    return gcd(heads_total, *(_heads_per_rank(heads_total, size) for size in sizes))
 
 
 def _heads_per_rank(heads_total: int, size: int) -> int:

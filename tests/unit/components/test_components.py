@@ -8,9 +8,6 @@ from hypothesis import strategies as st
 
 from unified_cache.components import Full, RecurrentState, SlidingWindow
 from unified_cache.components.deepseek_v4 import (
-    INDEXER_FP4,
-    INDEXER_FP4_APART,
-    INDEXER_FP8,
     ROW_FORMATS,
     DeepSeekV4,
     RowFormat,
@@ -114,21 +111,12 @@ def test_a_page_holds_values_then_scales_then_padding(
     assert tuple(of_compressed.page_bytes(rows) for rows in (256, 64, 2)) == compressed_pages
 
 
-def test_rows_have_the_bytes_of_their_format() -> None:
-    rows = {name: (window_rows.row_bytes, rest.row_bytes) for name, (window_rows, rest) in ROW_FORMATS.items()}
-    assert rows == {"v4": (584, 584), "v41": (528, 528), "v41_fp4": (528, 288), "uniform_fp8": (512, 512)}
-
-
 @given(st.integers(1, 1000), st.sampled_from(sorted(ROW_FORMATS)))
 def test_padding_is_less_than_the_alignment(rows: int, name: str) -> None:
     row: RowFormat = ROW_FORMATS[name][1]
     padding = row.page_bytes(rows) - rows * row.row_bytes
     assert 0 <= padding < row.align_bytes
     assert row.page_bytes(rows) % row.align_bytes == 0
-
-
-def test_an_indexer_key_has_the_bytes_of_its_format() -> None:
-    assert [each.key_bytes(128) * 64 for each in (INDEXER_FP8, INDEXER_FP4, INDEXER_FP4_APART)] == [8_448, 4_352, 4_096]
 
 
 PAGE_BYTES = {
@@ -162,23 +150,6 @@ def test_layers_of_pro_in_bf16_come_to_the_published_figure() -> None:
     assert round(total / (1 << 30), 2) == 9.62
 
 
-def test_speculation_doubles_the_rings_and_bf16_halves_the_state() -> None:
-    pools = {pool.name: pool.page_bytes for pool in DeepSeekV4((4,), ring_rows=16).layout().pools}
-    assert (pools["deepseek_v4_c4_state"], pools["deepseek_v4_c4_indexer_state"]) == (131_072, 32_768)
-    pools = {pool.name: pool.page_bytes for pool in DeepSeekV4((4,), state_value_bytes=2).layout().pools}
-    assert (pools["deepseek_v4_c4_state"], pools["deepseek_v4_c4_indexer_state"]) == (32_768, 8_192)
-
-
-def test_scales_that_lie_apart_have_a_pool_of_their_own_beside_full() -> None:
-    full, _ = DeepSeekV4((4, 4), indexer=INDEXER_FP4_APART).layout().components
-    assert [(pool.name, pool.page_bytes) for pool in full.pools] == [
-        ("kv", 0),
-        ("deepseek_v4_c4", 74_880),
-        ("deepseek_v4_c4_indexer", 8_192),
-        ("deepseek_v4_c4_indexer_scale", 512),
-    ]
-
-
 def test_a_pool_that_no_layer_has_does_not_exist() -> None:
     names = [pool.name for pool in DeepSeekV4((128, 0)).layout().pools]
     assert names == ["kv", "deepseek_v4_c128", "swa"]
@@ -201,8 +172,6 @@ def test_deepseek_v4_takes_pages_at_whose_ends_nothing_is_pending(page_size: int
         (DeepSeekV4((4,), window_tokens=200), 256, "window 200"),
         (DeepSeekV4((4,), window_tokens=512), 256, "window 512"),
         (DeepSeekV4((4,), window_tokens=0), 256, "window 0"),
-        (DeepSeekV4((4,), ring_rows=12), 256, "ring_rows 12"),
-        (DeepSeekV4((4,), ring_rows=2), 256, "ratio 4"),
     ],
 )
 def test_deepseek_v4_refuses_pages_that_break_a_rule(model: DeepSeekV4, page_size: int, named: str) -> None:
@@ -217,9 +186,8 @@ def test_deepseek_v4_refuses_pages_that_break_a_rule(model: DeepSeekV4, page_siz
         (lambda: DeepSeekV4((0, 0)), "compress_ratios"),
         (lambda: DeepSeekV4(()), "compress_ratios"),
         (lambda: DeepSeekV4((4,), rows="v5"), "rows"),
-        (lambda: DeepSeekV4((4,), state_value_bytes=3), "state_value_bytes"),
-        (lambda: DeepSeekV4((4,), index_head_dim=127, indexer=INDEXER_FP4), "index_head_dim"),
         (lambda: DeepSeekV4((4,), index_head_dim=0), "index_head_dim"),
+        (lambda: DeepSeekV4((2,), index_head_dim=127, source_layers=(0,), index_layers=(0,)), "index_head_dim"),
     ],
 )
 def test_deepseek_v4_refuses_what_it_is_not(make: Callable[[], DeepSeekV4], named: str) -> None:

@@ -22,7 +22,7 @@ from unified_cache.controller.memory import DevicePool
 from unified_cache.core.config import CacheConfig, WritePolicy
 from unified_cache.core.errors import ConfigError, InputError, LayoutError, StorageError
 from unified_cache.core.pool import Component, Identity, ModelLayout, PoolSpec, facts_of
-from unified_cache.core.shards import Extent, HeadReplica, NamedShard, Shard, TokenRuns, heads_per_unit
+from unified_cache.core.shards import Extent, HeadReplica, NamedShard, Shard, TokenRuns
 from unified_cache.core.window import SPAN_ALL, SPAN_UNKNOWN
 from unified_cache.service.access.registry import TEXT_CHARS_MAX
 from unified_cache.storage_backends.manifest import described_by, manifest_of
@@ -270,10 +270,6 @@ def test_a_shard_is_named_by_what_it_holds() -> None:
 
 
 def test_groups_of_two_four_and_eight_share_units_of_heads() -> None:
-    unit = heads_per_unit(8, (2, 4, 8))
-    assert unit == 1
-    assert heads_per_unit(32, (2, 4, 8)) == 4
-    assert heads_per_unit(4, (2, 4, 8)) == 1
     for size in (2, 4, 8):
         units = [part.text for rank in range(size) for part in Shard.of_rank(rank, size, 32, Extent.whole(9)).units(4)]
         assert units == [part.text for part in Shard(Extent.whole(32), Extent.whole(9)).units(4)]
@@ -289,7 +285,6 @@ def test_a_shard_that_cannot_be_is_refused() -> None:
         lambda: Shard.of_rank(0, 3, 8, Extent.whole(1)),
         lambda: Shard.of_rank(0, 8, 2, Extent.whole(1)).interleaved(3),
         lambda: Shard.of_rank(1, 2, 8, Extent.whole(1)).units(3),
-        lambda: heads_per_unit(8, (2, 3)),
     ):
         with pytest.raises(LayoutError):
             make()

@@ -2,7 +2,6 @@
 
 from unified_cache.components.deepseek_v4 import (
     HEAD_DIM,
-    INDEXER_FP4,
     PAGE_SIZE,
     RATIO_CSA,
     RATIO_HCA,
@@ -168,7 +167,6 @@ def deepseek_v41(fields: Fields, choice: Choice) -> SizedLayout:
         window_tokens=fields.count("sliding_window"),
         index_head_dim=fields.count("index_head_dim"),
         rows=rows,
-        indexer=INDEXER_FP4,
         source_layers=tuple(fields.numbers("kv_source_layer_ids", range(layers))),
         index_layers=tuple(fields.numbers("index_source_layer_ids", range(layers))),
     )
