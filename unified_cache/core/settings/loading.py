@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, cast
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
-from pydantic_settings import EnvSettingsSource
+from pydantic_settings import BaseSettings, EnvSettingsSource
 
 from unified_cache.core.errors import ConfigError, did_you_mean, without_secrets
 from unified_cache.core.files import parse_json, parse_toml, read_up_to
@@ -164,7 +164,8 @@ class _Variables(EnvSettingsSource):
 
 
 def _variables(model: type[Settings], prefix: str) -> GivenValues:
-    values = _Variables(model, env_prefix=prefix)()
+    # It reads a class's fields and configuration alone, which those of any model are.
+    values = _Variables(cast("type[BaseSettings]", model), env_prefix=prefix, env_nested_delimiter="__")()
     return GivenValues(values, lambda name: f"{prefix}{name.replace('.', '__').upper()}")
 
 

@@ -6,7 +6,6 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
 from pydantic_core import PydanticCustomError
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from unified_cache.core.errors import ConfigError, without_secrets
 from unified_cache.core.files import expanded
@@ -66,29 +65,5 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
-class Settings(BaseSettings):
-    """All settings of a service, or of a cache that an engine embeds: its tables, and the settings in none.
-
-    What code makes has the values that it is given, and defaults; ``read_settings`` asks files and variables.
-    """
-
-    model_config = SettingsConfigDict(
-        frozen=True,
-        extra="forbid",
-        use_attribute_docstrings=True,
-        env_prefix="UNIFIED_CACHE_",
-        env_nested_delimiter="__",
-    )
-
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Return the arguments as the only source."""
-        del settings_cls, env_settings, dotenv_settings, file_secret_settings
-        return (init_settings,)
+class Settings(Section):
+    """All settings of a service, or of a cache that an engine embeds: its tables, and the settings in none."""
