@@ -35,7 +35,7 @@ class Match:
         cls, prompt: Prompt, path: list[Node], tree_end: int, end: int, spans: tuple[int, ...], counts: TreeCounts
     ) -> "Match":
         """Find the longest prefixes within the first ``end`` pages of a path."""
-        device_end = host_end = _restorable_end(path, ON_DEVICE, spans, end)
+        device_end = host_end = _restorable_end(path, ON_DEVICE, spans, end) if end else 0
         if device_end < end:
             host_end = _restorable_end(path, ANYWHERE, spans, end)
         return cls(prompt, device_end, host_end, tree_end, path, spans, counts, counts.version, counts.changes_count)

@@ -199,7 +199,8 @@ class Node:
 
     def first_page(self, page_size: int) -> bytes:
         """Return the first page, encoded: what the parent knows this child by."""
-        return self.key[: page_size * TOKEN_BYTES] + media_mark(self.media, self.start, page_size)
+        page = self.key[: page_size * TOKEN_BYTES]
+        return page + media_mark(self.media, self.start, page_size) if self.media else page
 
     def split(self, offset: int, page_size: int) -> "Node":
         """Cut off the first ``offset`` pages; return the new node that has them and hangs above this one.

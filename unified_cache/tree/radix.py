@@ -384,7 +384,7 @@ class RadixTree:
         count = total - start
         if start < 0 or count < 0:
             raise InputError(f"start must be in [0, {total}], found {start}")
-        lengths = [len(given) for given in slots]
+        lengths = list(map(len, slots))
         if lengths != [count] * self.components_count:
             raise InputError(f"expected {count} slots for each of {self.components_count} components, found {lengths}")
         lowest = int(slots[0][slots[0].argmin()]) if count else 1
