@@ -28,10 +28,12 @@ with needs_extra("engine", "unified_cache.controller.memory"):
         PageDistance,
         PinnedBytes,
         PoolRows,
+        check_lengths,
+        copy_rows,
+        copy_runs,
         gpu_copies,
         page_distance,
     )
-    from unified_cache.controller.copies.rows import check_lengths, copy_rows, copy_runs
 
 TENSORS_CHARS_MAX = 128
 """Longer descriptions of a pool's tensors are digested; a service takes texts of 256."""

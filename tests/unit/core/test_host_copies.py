@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from unified_cache.controller.copies import rows as rows_module
+from unified_cache.controller.copies import gpu as rows_module
 from unified_cache.controller.memory import DevicePool, TieredMemory
 from unified_cache.core.pool import PoolSpec, Slots
 
