@@ -4,7 +4,7 @@ import msgspec
 
 
 class VllmStored(msgspec.Struct, omit_defaults=True, tag="BlockStored"):
-    """BlockStored of vLLM, fields in the order of arrays."""
+    """BlockStored of vLLM."""
 
     block_hashes: list[bytes | int]
     parent_block_hash: bytes | int | None
@@ -23,10 +23,6 @@ class VllmStored(msgspec.Struct, omit_defaults=True, tag="BlockStored"):
     lookahead_token_ids: list[int] | None = None
 
 
-class VllmStoredArray(VllmStored, array_like=True, tag="BlockStored"):
-    """The same by position."""
-
-
 class VllmRemoved(msgspec.Struct, omit_defaults=True, tag="BlockRemoved"):
     """BlockRemoved of vLLM."""
 
@@ -37,16 +33,8 @@ class VllmRemoved(msgspec.Struct, omit_defaults=True, tag="BlockRemoved"):
     ownership: str | None = None
 
 
-class VllmRemovedArray(VllmRemoved, array_like=True, tag="BlockRemoved"):
-    """The same by position."""
-
-
 class Cleared(msgspec.Struct, omit_defaults=True, tag="AllBlocksCleared"):
     """AllBlocksCleared of both."""
-
-
-class ClearedByPosition(Cleared, array_like=True, tag="AllBlocksCleared"):
-    """The same by position."""
 
 
 class SglangStored(msgspec.Struct, omit_defaults=True, tag="BlockStored"):
@@ -75,14 +63,6 @@ class VllmBatch(msgspec.Struct, array_like=True):
 
     ts: float
     events: list[VllmStored | VllmRemoved | Cleared]
-    data_parallel_rank: int | None = None
-
-
-class VllmArrayBatch(msgspec.Struct, array_like=True):
-    """Batch of arrays of vLLM."""
-
-    ts: float
-    events: list[VllmStoredArray | VllmRemovedArray | ClearedByPosition]
     data_parallel_rank: int | None = None
 
 

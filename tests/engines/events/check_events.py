@@ -12,7 +12,7 @@ from tests.engines.sglang.install import installation
 from tests.engines.vllm.installation import home as vllm_home
 from tests.support.events import SglangBatch, VllmBatch
 from tests.unit.events.test_encoding import encoded
-from unified_cache.observe.events.encoding import Consumer, Encoding
+from unified_cache.observe.events.encoding import Consumer
 
 PROGRAM = """
 import importlib, json, os, sys, types
@@ -49,7 +49,7 @@ def decoded_by_engine(consumer: Consumer, payload: bytes) -> tuple[float, list[d
 
 @pytest.mark.parametrize(("consumer", "batch"), [(Consumer.VLLM, VllmBatch), (Consumer.SGLANG, SglangBatch)])
 def check_an_engines_own_decoder_reads_our_events(consumer: Consumer, batch: type[VllmBatch | SglangBatch]) -> None:
-    payload = encoded(consumer, Encoding.MAPS)
+    payload = encoded(consumer)
     at_s, events = decoded_by_engine(consumer, payload)
     expected = msgspec.msgpack.decode(payload, type=batch)
     assert (at_s, len(events)) == (expected.ts, len(expected.events))

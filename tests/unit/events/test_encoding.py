@@ -1,21 +1,19 @@
 """Events as bytes: read by structs as the engines' own consumers define them."""
 
 import msgspec
-import pytest
 
 from tests.support.events import (
     Cleared,
     SglangBatch,
     SglangRemoved,
     SglangStored,
-    VllmArrayBatch,
     VllmBatch,
     VllmRemoved,
     VllmStored,
 )
 from unified_cache.core.page import Namespace, Prompt
 from unified_cache.core.window import SPAN_ALL
-from unified_cache.observe.events.encoding import Consumer, Encoding, EventEncoder
+from unified_cache.observe.events.encoding import Consumer, EventEncoder
 from unified_cache.observe.events.values import ClearedEvent, KvEvent, Medium, RemovedEvent, StoredEvent
 
 PAGE = 4
@@ -47,10 +45,8 @@ NAMED = stored(
 EVENTS: tuple[KvEvent, ...] = (ClearedEvent(), stored(), NAMED, WINDOW, RemovedEvent(Medium.STORAGE, 1, PROMPT.keys))
 
 
-def encoded(
-    consumer: Consumer, encoding: Encoding, events: tuple[KvEvent, ...] = EVENTS, rank: int | None = None
-) -> bytes:
-    payload = EventEncoder(consumer, encoding, rank).encode(12.5, events)
+def encoded(consumer: Consumer, events: tuple[KvEvent, ...] = EVENTS, rank: int | None = None) -> bytes:
+    payload = EventEncoder(consumer, rank).encode(12.5, events)
     assert payload is not None
     return payload
 
@@ -59,9 +55,8 @@ def int64(key: bytes) -> int:
     return int.from_bytes(key[:8], "big", signed=True)
 
 
-@pytest.mark.parametrize(("encoding", "batch"), [(Encoding.MAPS, VllmBatch), (Encoding.ARRAYS, VllmArrayBatch)])
-def test_consumers_of_vllm_read_every_event(encoding: Encoding, batch: type[VllmBatch | VllmArrayBatch]) -> None:
-    found = msgspec.msgpack.decode(encoded(Consumer.VLLM, encoding, rank=3), type=batch)
+def test_consumers_of_vllm_read_every_event() -> None:
+    found = msgspec.msgpack.decode(encoded(Consumer.VLLM, rank=3), type=VllmBatch)
     assert (found.ts, found.data_parallel_rank, len(found.events)) == (12.5, 3, len(EVENTS))
     cleared, plain, named, window, removed = found.events
     assert isinstance(cleared, Cleared)
@@ -81,7 +76,7 @@ def test_consumers_of_vllm_read_every_event(encoding: Encoding, batch: type[Vllm
 
 
 def test_consumers_of_sglang_read_what_full_attention_holds() -> None:
-    found = msgspec.msgpack.decode(encoded(Consumer.SGLANG, Encoding.MAPS), type=SglangBatch)
+    found = msgspec.msgpack.decode(encoded(Consumer.SGLANG), type=SglangBatch)
     cleared, plain, named = found.events
     assert isinstance(cleared, Cleared)
     assert isinstance(plain, SglangStored)
@@ -90,29 +85,29 @@ def test_consumers_of_sglang_read_what_full_attention_holds() -> None:
     assert isinstance(named, SglangStored)
     assert (named.medium, named.lora_name) == ("GPU", "style")
     (removed,) = msgspec.msgpack.decode(
-        encoded(Consumer.SGLANG, Encoding.MAPS, (RemovedEvent(Medium.STORAGE, 0, PROMPT.keys),)), type=SglangBatch
+        encoded(Consumer.SGLANG, (RemovedEvent(Medium.STORAGE, 0, PROMPT.keys),)), type=SglangBatch
     ).events
     assert removed == SglangRemoved(list(map(int64, PROMPT.keys)), "DISK")
 
 
 def test_a_batch_that_a_consumer_has_no_use_for_is_not_sent() -> None:
-    assert EventEncoder(Consumer.SGLANG, Encoding.MAPS, None).encode(0.0, [WINDOW]) is None
+    assert EventEncoder(Consumer.SGLANG, None).encode(0.0, [WINDOW]) is None
 
 
 def test_pages_of_bigrams_are_pairs_for_sglang_and_first_tokens_for_vllm() -> None:
     pairs = [(each, each + 1) for each in range(2 * PAGE)]
     tokens = tuple(token for pair in pairs for token in pair)
     event = stored(hashes=BIGRAMS.keys, parent=None, tokens=tokens)
-    (sglang,) = msgspec.msgpack.decode(encoded(Consumer.SGLANG, Encoding.MAPS, (event,)), type=SglangBatch).events
+    (sglang,) = msgspec.msgpack.decode(encoded(Consumer.SGLANG, (event,)), type=SglangBatch).events
     assert isinstance(sglang, SglangStored)
     assert sglang.token_ids == pairs
-    (vllm,) = msgspec.msgpack.decode(encoded(Consumer.VLLM, Encoding.MAPS, (event,)), type=VllmBatch).events
+    (vllm,) = msgspec.msgpack.decode(encoded(Consumer.VLLM, (event,)), type=VllmBatch).events
     assert isinstance(vllm, VllmStored)
     assert vllm.token_ids == list(range(2 * PAGE))
 
 
 def test_a_map_says_the_span_of_every_component_and_0_for_all_pages() -> None:
-    (window,) = msgspec.msgpack.decode(encoded(Consumer.VLLM, Encoding.MAPS, (WINDOW,)))[1]
+    (window,) = msgspec.msgpack.decode(encoded(Consumer.VLLM, (WINDOW,)))[1]
     assert window["component_spans"] == [0, 2]
-    (plain,) = msgspec.msgpack.decode(encoded(Consumer.VLLM, Encoding.MAPS, (stored(),)))[1]
+    (plain,) = msgspec.msgpack.decode(encoded(Consumer.VLLM, (stored(),)))[1]
     assert "component_spans" not in plain, "of a model of one component there is nothing to say"

@@ -10,21 +10,16 @@ import pytest
 import zmq
 
 from tests.support.cache import ToyEngine
-from tests.support.events import Cleared, VllmArrayBatch, VllmBatch, VllmRemoved, VllmStored
+from tests.support.events import Cleared, VllmBatch, VllmRemoved, VllmStored
 from tests.support.operations import engine, serve, started, tokens
 from unified_cache.core.errors import ConfigError, StateError
 from unified_cache.observe.events.config import EventsConfig
-from unified_cache.observe.events.encoding import Encoding
 from unified_cache.observe.events.publisher import EventPublisher
 from unified_cache.observe.events.sender import ANNOUNCE_SEQ, REQUEST_BYTES_MAX, HandedOver, ReplayBuffer
 from unified_cache.storage_backends.memory import MemoryStorage
 
 DEADLINE_S = 30.0
 SOON_S = 0.01
-FORMS: dict[Encoding, type[VllmBatch | VllmArrayBatch]] = {
-    Encoding.MAPS: VllmBatch,
-    Encoding.ARRAYS: VllmArrayBatch,
-}
 
 Event = VllmStored | VllmRemoved | Cleared
 Told = dict[tuple[str | None, int | None], set[bytes | int]]
@@ -135,11 +130,8 @@ def test_batches_are_numbered_from_zero_without_a_gap_and_replayed(
         assert (counts.batches, counts.replays, counts.announcements, counts.losses) == (4, 3, 1, 0)
 
 
-@pytest.mark.parametrize("encoding", Encoding)
-def test_a_subscriber_gets_every_batch_in_order(
-    toy: ToyEngine, tmp_path: Path, peers: Peers, encoding: Encoding
-) -> None:
-    settings = config(tmp_path, endpoint="tcp://127.0.0.1:0", topic="kv@pod@model", encoding=encoding)
+def test_a_subscriber_gets_every_batch_in_order(toy: ToyEngine, tmp_path: Path, peers: Peers) -> None:
+    settings = config(tmp_path, endpoint="tcp://127.0.0.1:0", topic="kv@pod@model")
     with EventPublisher.open(toy.cache, settings) as publisher:
         sub = peers.connected(zmq.SUB, publisher.endpoint)
         sub.setsockopt_string(zmq.SUBSCRIBE, "kv@")
@@ -153,7 +145,7 @@ def test_a_subscriber_gets_every_batch_in_order(
             topic, seq, payload = sub.recv_multipart()
             assert topic == b"kv@pod@model"
             numbers.append(int.from_bytes(seq, "big"))
-            assert msgspec.msgpack.decode(payload, type=FORMS[encoding]).events
+            assert msgspec.msgpack.decode(payload, type=VllmBatch).events
             serve(toy, 2, first)
             publisher.publish()
             first += 1000
@@ -346,7 +338,7 @@ def test_a_publisher_closes_in_time_and_leaves_the_cache_to_the_next(toy: ToyEng
         {"replay_endpoint": "tcp://127.0.0.1:notaport"},
         {"batch_pages_max": 0},
         {"announce_pause_s": -1},
-        {"encoding": "maps"},
+        {"consumer": "vllm"},
         {"topic": "\ud800"},
         {"rank": -1},
         {"rank": 1 << 64},

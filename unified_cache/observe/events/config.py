@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 
 from unified_cache.core.errors import ConfigError, check_kind, check_text
-from unified_cache.observe.events.encoding import Consumer, Encoding
+from unified_cache.observe.events.encoding import Consumer
 
 __all__ = ["EventsConfig"]
 
@@ -29,8 +29,6 @@ class EventsConfig:
     """First frame of every message; some consumers expect ``kv@POD@MODEL``."""
     consumer: Consumer = Consumer.VLLM
     """Whose events consumers know."""
-    encoding: Encoding = Encoding.MAPS
-    """Form of an event."""
     rank: int | None = None
     """Data-parallel rank that batches name."""
     changes_pages_max: int = 1 << 18
@@ -52,7 +50,6 @@ class EventsConfig:
 
     def __post_init__(self) -> None:
         check_kind(self.consumer, Consumer, "consumer as a Consumer, such as Consumer.VLLM", ConfigError)
-        check_kind(self.encoding, Encoding, "encoding as an Encoding, such as Encoding.MAPS", ConfigError)
         check_text("topic", self.topic, ConfigError)
         if self.rank is not None:
             check_kind(self.rank, int, "rank as a number, or None", ConfigError)

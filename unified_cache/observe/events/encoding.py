@@ -33,15 +33,6 @@ class Consumer(Enum):
     SGLANG = "sglang"
 
 
-class Encoding(Enum):
-    """Form of an event in msgpack."""
-
-    MAPS = "maps"
-    """A map with names, as the engines send now."""
-    ARRAYS = "arrays"
-    """An array with positions, as they sent before; some consumers read only these."""
-
-
 _MEDIUM_NAMES = {
     Consumer.VLLM: ("GPU", "CPU", "STORAGE"),
     Consumer.SGLANG: ("GPU", "CPU_PINNED", "DISK"),
@@ -49,14 +40,13 @@ _MEDIUM_NAMES = {
 
 
 class EventEncoder:
-    """Batches of one publisher as bytes. Not thread-safe."""
+    """Batches of one publisher as bytes, each event a map with names, as the engines send. Not thread-safe."""
 
-    __slots__ = ("_consumer", "_encoder", "_is_map", "_media", "_rank")
+    __slots__ = ("_consumer", "_encoder", "_media", "_rank")
 
-    def __init__(self, consumer: Consumer, encoding: Encoding, rank: int | None) -> None:
+    def __init__(self, consumer: Consumer, rank: int | None) -> None:
         """``rank`` is the data-parallel rank that batches name; None for an engine without."""
         self._consumer = consumer
-        self._is_map = encoding is Encoding.MAPS
         self._media = _MEDIUM_NAMES[consumer]
         self._rank = rank
         self._encoder = msgspec.msgpack.Encoder()
@@ -74,17 +64,18 @@ class EventEncoder:
             batch.append(self._rank)
         return self._encoder.encode(batch)
 
-    def _fields(self, event: KvEvent) -> dict[str, object] | list[object] | None:
+    def _fields(self, event: KvEvent) -> dict[str, object] | None:
         if isinstance(event, ClearedEvent):
-            return self._written("AllBlocksCleared", {}, ())
+            return {"type": "AllBlocksCleared"}
         if self._consumer is Consumer.SGLANG:
-            return self._sglang_fields(event)
+            return None if event.group else self._sglang_fields(event)
         medium = self._media[event.medium]
         if isinstance(event, RemovedEvent):
-            removed: dict[str, object] = {"block_hashes": event.hashes, "medium": medium}
-            return self._written("BlockRemoved", removed, (("group_idx", event.group),))
+            removed = {"block_hashes": event.hashes, "medium": medium, "group_idx": event.group}
+            return {"type": "BlockRemoved", **removed}
         kind = FULL_KIND if event.span == SPAN_ALL else STATE_KIND if event.span == 1 else SLIDING_KIND
-        required: dict[str, object] = {
+        fields: dict[str, object] = {
+            "type": "BlockStored",
             "block_hashes": event.hashes,
             "parent_block_hash": event.parent,
             "token_ids": event.tokens[::2] if _is_of_bigrams(event) else event.tokens,
@@ -92,26 +83,23 @@ class EventEncoder:
             "lora_id": None,
             "medium": medium,
             "lora_name": event.lora_name,
+            "group_idx": event.group,
+            "kv_cache_spec_kind": kind,
         }
-        window = event.span * event.page_size + 1 if kind is SLIDING_KIND else None
-        optional: list[tuple[str, object]] = [
-            ("extra_keys", list(event.extra_keys) or None),
-            ("group_idx", event.group),
-            ("kv_cache_spec_kind", kind),
-            ("kv_cache_spec_sliding_window", window),
-        ]
-        if self._is_map and len(event.spans) > 1:
-            optional.append(("component_spans", [0 if span == SPAN_ALL else span for span in event.spans]))
-        return self._written("BlockStored", required, optional)
+        if event.extra_keys:
+            fields["extra_keys"] = event.extra_keys
+        if kind is SLIDING_KIND:
+            fields["kv_cache_spec_sliding_window"] = event.span * event.page_size + 1
+        if len(event.spans) > 1:
+            fields["component_spans"] = [0 if span == SPAN_ALL else span for span in event.spans]
+        return fields
 
-    def _sglang_fields(self, event: StoredEvent | RemovedEvent) -> dict[str, object] | list[object] | None:
-        if event.group:
-            return None
-        hashes = [_number(each) for each in event.hashes]
-        medium = self._media[event.medium]
+    def _sglang_fields(self, event: StoredEvent | RemovedEvent) -> dict[str, object]:
+        hashes, medium = [_number(each) for each in event.hashes], self._media[event.medium]
         if isinstance(event, RemovedEvent):
-            return self._written("BlockRemoved", {"block_hashes": hashes, "medium": medium}, ())
-        required: dict[str, object] = {
+            return {"type": "BlockRemoved", "block_hashes": hashes, "medium": medium}
+        fields: dict[str, object] = {
+            "type": "BlockStored",
             "block_hashes": hashes,
             "parent_block_hash": None if event.parent is None else _number(event.parent),
             "token_ids": _tokens_or_pairs(event),
@@ -119,16 +107,9 @@ class EventEncoder:
             "lora_id": None,
             "medium": medium,
         }
-        # Arrays are of the time before there were more fields.
-        named = [("lora_name", event.lora_name)] if self._is_map else []
-        return self._written("BlockStored", required, named)
-
-    def _written(
-        self, name: str, required: dict[str, object], optional: Iterable[tuple[str, object]]
-    ) -> dict[str, object] | list[object]:
-        if self._is_map:
-            return {"type": name, **required, **{key: value for key, value in optional if value is not None}}
-        return [name, *required.values(), *(value for _, value in optional)]
+        if event.lora_name is not None:
+            fields["lora_name"] = event.lora_name
+        return fields
 
 
 def _number(key: PageKey) -> int:

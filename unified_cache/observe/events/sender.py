@@ -109,7 +109,7 @@ class BatchSender:
         self._config = config
         self._wall_clock = wall_clock
         self._context = context
-        self._encoder = EventEncoder(config.consumer, config.encoding, config.rank)
+        self._encoder = EventEncoder(config.consumer, config.rank)
         self._buffer = ReplayBuffer(config.replay_batches_max, config.replay_bytes_max)
         self._queue: deque[HandedOver] = deque()
         self._guard = threading.Lock()
