@@ -11,12 +11,12 @@ import random
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 from threading import Lock
-from types import TracebackType
 from typing import NamedTuple
 from zlib import crc32
 
-from unified_cache.storage_backends.common.breaker import Backoff, CircuitBreaker
+from unified_cache.storage_backends.common.breaker import Admission, Backoff, BreakerState, CircuitBreaker
 
 STAY_S = 1.0
 """Time for which one node is put on: longer than the puts of one prompt, and short enough to fill all nodes alike."""
@@ -27,14 +27,11 @@ LISTING_FRESH_S = 5.0
 LISTING_PAUSE_S = 60.0
 """Time after which a master that lists no nodes is asked again; until then it chooses itself."""
 
-PATIENCE_S = 1.5
-"""A node in whose call somebody has been for longer is not asked by others: it takes milliseconds, or is stalled."""
-
 REST = Backoff(1.0, 4.0)
 """Rest of a node that failed: a fault that clears is noticed within the longest of these."""
 
-FORGET_S = 60.0
-"""After a rest that no call has followed for so long, nothing is known of a node any more."""
+NODES_MAX = 1024
+"""Endpoints of which anything is known."""
 
 LOCATION_FRESH_S = 5.0
 """Time for which a location from the master is believed: less than it takes to notice that a node is gone."""
@@ -82,91 +79,29 @@ class LocationCache:
                 self._known.pop(name, None)
 
 
-class _EndpointHealth:
-    """Failures of one endpoint, and the calls to it that are in flight."""
-
-    def __init__(self, endpoint: str, clock: Callable[[], float]) -> None:
-        self.breaker = CircuitBreaker(1, REST, clock, endpoint)
-        self.started_s: list[float] = []
-
-    def is_forgotten(self, now_s: float) -> bool:
-        """Return whether nobody has asked for so long that the node is gone: it came back under another port."""
-        return not self.started_s and now_s - self.breaker.rests_until_s > FORGET_S
-
-
 class Endpoints:
-    """A circuit breaker for each node: after a failure it rests, longer each time, and so while a call to it hangs.
-
-    Thread-safe. The first call after a rest is the probe; calls beside it are let through as well until the probe has
-    been out for ``PATIENCE_S``.
-    """
+    """A circuit breaker for each node: after a failure it rests, longer each time; then one call is its probe."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._healths: dict[str, _EndpointHealth] = {}
-        self._guard = Lock()
+        # Nodes come back under other ports: those that nobody has asked for longest are forgotten.
+        self._breaker = lru_cache(NODES_MAX)(lambda endpoint: CircuitBreaker(1, REST, clock, endpoint))
 
     def is_up(self, endpoint: str) -> bool:
         """Return whether an endpoint is to be asked."""
-        health = self._healths.get(endpoint)
-        if health is None:
-            return True
-        with self._guard:
-            stalled = bool(health.started_s) and self._clock() - health.started_s[0] > PATIENCE_S
-        return not stalled and not health.breaker.is_resting
+        breaker = self._breaker(endpoint)
+        return breaker.state is not BreakerState.HALF_OPEN and not breaker.is_resting
 
-    def asking(self, endpoint: str) -> "_Asking":
-        """Record that a call to an endpoint is in flight, in a ``with`` block around it."""
-        return _Asking(self, endpoint)
+    def admit(self, endpoint: str) -> Admission | None:
+        """Admit a call, to be made in a ``with`` block, which succeeds unless it ``failed``; None while it rests."""
+        return self._breaker(endpoint).admit()
 
     def failed(self, endpoint: str) -> None:
-        """Record a failed call; may make the endpoint rest."""
-        now_s = self._clock()
-        with self._guard:
-            self._health(endpoint).breaker.record_failure()
-            for gone in [name for name, each in self._healths.items() if each.is_forgotten(now_s)]:
-                del self._healths[gone]
+        """Record a failed call; makes the endpoint rest."""
+        self._breaker(endpoint).record_failure()
 
     def succeeded(self, endpoint: str) -> None:
         """Record that an endpoint works."""
-        health = self._healths.get(endpoint)
-        if health is not None:
-            health.breaker.record_success()
-
-    def began(self, endpoint: str) -> float:
-        """Record a call to an endpoint; return when it began."""
-        started_s = self._clock()
-        with self._guard:
-            self._health(endpoint).started_s.append(started_s)
-        return started_s
-
-    def ended(self, endpoint: str, started_s: float) -> None:
-        """Take a call back. Nodes come back under other ports: one without calls and failures needs no entry."""
-        with self._guard:
-            health = self._healths[endpoint]
-            health.started_s.remove(started_s)
-            if not health.started_s and not health.breaker.has_failures:
-                del self._healths[endpoint]
-
-    def _health(self, endpoint: str) -> _EndpointHealth:
-        return self._healths.setdefault(endpoint, _EndpointHealth(endpoint, self._clock))
-
-
-class _Asking:
-    """A call in flight. A class, since a generator in its place costs as much as the rest of a call's bookkeeping."""
-
-    __slots__ = ("_endpoint", "_endpoints", "_started_s")
-
-    def __init__(self, endpoints: Endpoints, endpoint: str) -> None:
-        self._endpoints = endpoints
-        self._endpoint = endpoint
-        self._started_s = 0.0
-
-    def __enter__(self) -> None:
-        self._started_s = self._endpoints.began(self._endpoint)
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._endpoints.ended(self._endpoint, self._started_s)
+        self._breaker(endpoint).record_success()
 
 
 class NodeChoice:

@@ -352,18 +352,20 @@ class MooncakeIo:
         declined: set[str] = set()
         node = self._client.choice.node()
         for batch, put in [(batch, self._put(batch, node, grouped=grouped)) for batch in batches(objects)]:
-            if not endpoints.is_up(node):
+            admission = endpoints.admit(node)
+            if admission is None:
                 break
-            with endpoints.asking(node):
+            with admission:
                 codes = put()
-            if any(codes):
-                codes = self._put_again(batch, codes, pauses, grouped=grouped)
-                accepted += [item for item, code in zip(batch, codes, strict=True) if not code]
-                declined |= {item.name for item, code in zip(batch, codes, strict=True) if code in _NO_ROOM}
-                self._judge_put(node, set(codes) - {0})
-            else:
-                accepted += batch
-                endpoints.succeeded(node)
+                if any(codes):
+                    codes = self._put_again(batch, codes, pauses, grouped=grouped)
+                if ResultCode.TRANSFER_FAILED in codes:
+                    endpoints.failed(node)
+            accepted += [item for item, code in zip(batch, codes, strict=True) if not code]
+            declined |= {item.name for item, code in zip(batch, codes, strict=True) if code in _NO_ROOM}
+            strange = set(codes) - _NO_ROOM - {0, ResultCode.TRANSFER_FAILED}
+            if strange:
+                raise StorageError(f"Mooncake refused a put (codes {sorted(strange)})", retryable=False)
         return accepted, declined
 
     def _put_again(
@@ -377,15 +379,6 @@ class MooncakeIo:
             for at, code in zip(declined, again, strict=True):
                 codes[at] = code
         return codes
-
-    def _judge_put(self, node: str, failed: set[int]) -> None:
-        if ResultCode.TRANSFER_FAILED in failed:
-            self._client.endpoints.failed(node)
-        else:
-            self._client.endpoints.succeeded(node)
-        strange = failed - _NO_ROOM - {ResultCode.TRANSFER_FAILED}
-        if strange:
-            raise StorageError(f"Mooncake refused a put (codes {sorted(strange)})", retryable=False)
 
     def _put(self, batch: Sequence[ObjectBuffers], node: str, *, grouped: bool) -> NativeCall:
         config = self._client.put_config([_page_of(item.name) for item in batch] if grouped else (), node=node)
@@ -405,9 +398,10 @@ class MooncakeIo:
             by_endpoint.setdefault(endpoint, []).append(item)
         for endpoint, held in by_endpoint.items():
             for batch, get in [(batch, self._client.getting(batch)) for batch in batches(held[::-1])]:
-                if not endpoints.is_up(endpoint):
+                admission = endpoints.admit(endpoint)
+                if admission is None:
                     break
-                with endpoints.asking(endpoint):
+                with admission:
                     answers |= self._read(batch, get, endpoint)
         return answers
 
@@ -438,7 +432,6 @@ class MooncakeIo:
         client = self._client
         codes = get()
         if codes == [item.object_bytes for item in batch]:
-            client.endpoints.succeeded(endpoint)
             return {item.number: Answer.HIT for item in batch}
         read = list(zip(batch, codes, strict=True))
         answers = {item.number: _answer(item, code) for item, code in read}

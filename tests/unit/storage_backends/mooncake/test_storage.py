@@ -21,12 +21,10 @@ from unified_cache.storage_backends.mooncake.client import (
     batches,
 )
 from unified_cache.storage_backends.mooncake.endpoints import (
-    FORGET_S,
     LISTING_FRESH_S,
     LISTING_PAUSE_S,
     LOCATION_FRESH_S,
     LOCATIONS_MAX,
-    PATIENCE_S,
     REST,
     STAY_S,
     Endpoints,
@@ -175,23 +173,18 @@ def test_a_node_rests_after_a_failure_longer_each_time_and_is_asked_again() -> N
     assert endpoints.is_up("another")
 
 
-def test_a_node_in_whose_call_somebody_hangs_is_not_asked_until_it_returns() -> None:
+def test_after_a_rest_one_call_is_the_probe_and_no_other_hangs_with_it() -> None:
     clock = ManualClock()
     endpoints = Endpoints(clock)
-    with endpoints.asking("node"):
-        assert endpoints.is_up("node")
-        clock.sleep(PATIENCE_S + 1)
+    endpoints.failed("node")
+    assert endpoints.admit("node") is None
+    clock.sleep(REST.first_s)
+    probe = endpoints.admit("node")
+    assert probe is not None
+    with probe:
         assert not endpoints.is_up("node")
+        assert endpoints.admit("node") is None
     assert endpoints.is_up("node")
-
-
-def test_a_node_that_never_comes_back_is_forgotten() -> None:
-    clock = ManualClock()
-    endpoints = Endpoints(clock)
-    endpoints.failed("gone")
-    clock.sleep(FORGET_S + REST.max_s + 1)
-    endpoints.failed("another")
-    assert list(endpoints._healths) == ["another"]
 
 
 class Library:
