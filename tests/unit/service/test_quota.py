@@ -10,7 +10,7 @@ from tests.support.clock import ManualClock
 from tests.support.service_settings import service_settings
 from unified_cache.core.seal import Label
 from unified_cache.core.settings.service import QuotaSettings, TenantQuota
-from unified_cache.service.access.fairness import SPARE_CALLS_MAX, AdmissionSlot, FairScheduler
+from unified_cache.service.access.fairness import AdmissionSlot, FairScheduler
 from unified_cache.service.access.usage import TenantUsage
 from unified_cache.service.limits import Limits
 from unified_cache.storage_backends.protocol import PageIO
@@ -211,25 +211,25 @@ def test_a_call_that_gives_up_waiting_frees_its_place_and_one_at_work_goes_on() 
     assert scheduler.wait_idle(0)
 
 
-def test_spare_places_are_there_whatever_their_tenant_has_in_flight_and_few() -> None:
-    scheduler = fair(limits=Limits(tenant_running_max=1), calls_max=2, bytes_in_flight_max=1)
-    held = [entered(scheduler, "acme") for _ in range(2)]
+def test_administration_has_places_and_a_turn_whatever_its_tenant_has_in_flight() -> None:
+    clock = ManualClock()
+    scheduler = fair(clock, Limits(tenant_running_max=2), calls_max=3, bytes_in_flight_max=1)
+    held = [entered(scheduler, "acme") for _ in range(3)]
+    assert held[0].hold(1)
     assert scheduler.enter("acme") is None
-    spare = [scheduler.enter_spare("acme") for _ in range(SPARE_CALLS_MAX)]
-    assert scheduler.enter_spare("other") is None
-    for slot in spare:
-        assert slot is not None
-        assert slot.hold(1_000)
-        assert slot.wait(0)
-    assert scheduler.by_tenant()["acme"].running_count == 1 + SPARE_CALLS_MAX
+    asked = scheduler.enter("acme", administers=True)
+    assert asked is not None
+    assert asked.hold(1)
+    clock.sleep(LIMITS.turn_hold_s)
+    assert asked.wait(0)
+    assert [slot.wait(0) for slot in held] == [True, True, False]
     for slot in held:
         slot.leave()
     assert not scheduler.wait_idle(0)
-    for slot in spare:
-        assert slot is not None
-        slot.leave()
+    asked.leave()
     assert scheduler.wait_idle(0)
-    assert scheduler.enter_spare("other") is not None
+    alone = [entered(scheduler, "acme") for _ in range(2)]
+    assert [slot.wait(0) for slot in alone] == [True, True], "a look at the server makes no tenant slower"
 
 
 def test_calls_that_have_outlived_their_turn_hold_no_place() -> None:

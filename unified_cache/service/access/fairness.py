@@ -8,8 +8,8 @@ Of the calls that hold a slot, a few run at a time. The next call is chosen by t
 running, and among equals the one served longest ago. So what a tenant waits for is bounded by what others have
 running, and not by how many of their calls wait.
 
-A few places beside all others are spare, for administration: a tenant whose calls hold all that it may, unread streams
-say, can still be cleared, and the server drained.
+Administration is scheduled as a tenant of its own: a tenant whose calls hold all that it may, unread streams say, can
+still be cleared, and the server drained.
 
 A tenant that is alone may use most of the server. As soon as a second is active, fewer calls run at a time, since they
 all share one interpreter. A call that takes long, such as a stream to a slow client, soon stops counting among those
@@ -18,7 +18,7 @@ that run, so no other tenant waits for it.
 
 import itertools
 import time
-from collections import Counter, OrderedDict, deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
@@ -30,8 +30,8 @@ from unified_cache.service.limits import Limits
 ACTIVE_S = 1.0
 """Time for which a tenant counts as active after its last call."""
 
-SPARE_CALLS_MAX = 4
-"""Calls of administration beside all others, of all tenants; they run at once."""
+ADMINISTRATION = "/administration"
+"""Ends the name that a tenant's administration is scheduled by; no tenant's name has a slash."""
 
 
 class _State(Enum):
@@ -85,17 +85,18 @@ class FairScheduler:
         self._active: OrderedDict[str, float] = OrderedDict()
         """Last time at which each tenant started or ended a call, the longest ago first."""
         self._tenants: dict[str, _Tenant] = {}
-        self._spare: set[AdmissionSlot] = set()
         self._in_flight_count = 0
         self._servings = itertools.count(1)
         self._guard = Lock()
         self._idle = Condition(self._guard)
 
-    def enter(self, tenant: str) -> "AdmissionSlot | None":
-        """Admit a call, half open; None where its tenant has as many in flight as it may.
+    def enter(self, tenant: str, *, administers: bool = False) -> "AdmissionSlot | None":
+        """Admit a call, half open; None where its tenant, or that one's administration, has as many as it may.
 
         The caller must ``leave`` with the slot in the end.
         """
+        if administers:
+            tenant += ADMINISTRATION
         with self._guard:
             found = self._tenants.get(tenant) or _Tenant()
             places_left = self.limits.calls_max - self._in_flight_count
@@ -107,25 +108,11 @@ class FairScheduler:
             self._record_active(tenant)
             return AdmissionSlot(self, tenant)
 
-    def enter_spare(self, tenant: str) -> "AdmissionSlot | None":
-        """Admit a call of administration, whatever its tenant has in flight; None where no spare place is left.
-
-        It runs as soon as its message is there, and holds no memory worth counting.
-        """
-        with self._guard:
-            if len(self._spare) >= SPARE_CALLS_MAX:
-                return None
-            slot = AdmissionSlot(self, tenant)
-            self._spare.add(slot)
-            return slot
-
     def hold(self, slot: "AdmissionSlot", count_bytes: int) -> bool:
         """Count memory of a call, as ``AdmissionSlot.hold`` does."""
         with self._guard:
             if slot.state is _State.LEFT:
                 return False
-            if slot in self._spare:
-                return True
             tenant = self._tenants[slot.tenant]
             if tenant.bytes_count + count_bytes > self.quota.of(slot.tenant).bytes_in_flight_max:
                 return False
@@ -138,10 +125,6 @@ class FairScheduler:
         with self._guard:
             if slot.state is not _State.HALF_OPEN:
                 return
-            if slot in self._spare:
-                slot.state = _State.RUNNING
-                slot.woken.set()
-                return
             tenant = self._tenants[slot.tenant]
             tenant.half_open_count -= 1
             tenant.waiting.append(slot)
@@ -149,41 +132,31 @@ class FairScheduler:
             self._start_waiting()
 
     def by_tenant(self) -> dict[str, TenantCalls]:
-        """Return the number of calls of every tenant that has any, those in spare places included."""
+        """Return the number of calls of every tenant, and of every tenant's administration, that has any."""
         with self._guard:
-            spare = Counter((slot.tenant, slot.state) for slot in self._spare)
-            found = self._tenants | {name: self._tenants.get(name) or _Tenant() for name, _ in spare}
             return {
-                name: TenantCalls(
-                    each.half_open_count + spare[name, _State.HALF_OPEN],
-                    len(each.running) + spare[name, _State.RUNNING],
-                    len(each.waiting),
-                    each.bytes_count,
-                )
-                for name, each in found.items()
+                name: TenantCalls(each.half_open_count, len(each.running), len(each.waiting), each.bytes_count)
+                for name, each in self._tenants.items()
             }
 
     def wait_idle(self, timeout_s: float) -> bool:
         """Wait at most ``timeout_s`` until no call holds a slot; return whether none does."""
         with self._idle:
-            return self._idle.wait_for(self._is_idle, timeout_s)
+            return self._idle.wait_for(lambda: not self._tenants, timeout_s)
 
     def leave(self, slot: "AdmissionSlot", *, unless_running: bool) -> None:
         """End a call, as ``AdmissionSlot.leave`` and ``AdmissionSlot.give_up`` do."""
         with self._guard:
             if slot.state is _State.LEFT or (unless_running and slot.state is _State.RUNNING):
                 return
-            if slot in self._spare:
-                self._spare.discard(slot)
-            else:
-                self._leave_tenant(slot)
+            self._release(slot)
             slot.state = _State.LEFT
-            if self._is_idle():
+            if not self._tenants:
                 self._idle.notify_all()
             self._start_waiting()
         slot.woken.set()
 
-    def _leave_tenant(self, slot: "AdmissionSlot") -> None:
+    def _release(self, slot: "AdmissionSlot") -> None:
         tenant = self._tenants[slot.tenant]
         if slot.state is _State.RUNNING:
             del tenant.running[slot]
@@ -197,17 +170,15 @@ class FairScheduler:
         if not tenant.in_flight_count:
             del self._tenants[slot.tenant]
 
-    def _is_idle(self) -> bool:
-        return not self._tenants and not self._spare
-
     def recheck(self) -> None:
         """Start waiting calls whose turn has come because others have run for long."""
         with self._guard:
             self._start_waiting()
 
     def _record_active(self, tenant: str) -> None:
-        self._active[tenant] = self._clock()
-        self._active.move_to_end(tenant)
+        if not tenant.endswith(ADMINISTRATION):  # a look at the server makes no tenant slower
+            self._active[tenant] = self._clock()
+            self._active.move_to_end(tenant)
 
     def _fresh_max(self, now_s: float) -> int:
         """Return how many calls may run at a time, those that have run for long aside."""

@@ -222,7 +222,8 @@ class ServiceGate:
             with ExitStack() as held:
                 caller = self._authenticated(method, context)
                 self.check_role(caller, needs, method)
-                slot = self._entered(caller, method)
+                administers = method in ADMINISTRATION and caller.role.includes(Role.ADMIN)
+                slot = self._scheduler.enter(caller.tenant, administers=administers)
                 if slot is None:
                     self.refuse(caller, method, "the tenant has as many calls in flight as it may")
                 held.callback(slot.leave)
@@ -259,13 +260,6 @@ class ServiceGate:
             if caller.credential == NO_CREDENTIALS:
                 text += f"; callers without credentials have that of access.local_role, {caller.role.value}"
             raise Refused(grpc.StatusCode.PERMISSION_DENIED, text)
-
-    def _entered(self, caller: Caller, method: Call) -> AdmissionSlot | None:
-        """Give a call its place; what an admin asks for takes a spare one, as long as there is one."""
-        spare = None
-        if method in ADMINISTRATION and caller.role.includes(Role.ADMIN):
-            spare = self._scheduler.enter_spare(caller.tenant)
-        return spare or self._scheduler.enter(caller.tenant)
 
     def refuse(self, caller: Caller, method: Call, reason: str) -> NoReturn:
         """Refuse a call that is over a quota, and say when to come back."""

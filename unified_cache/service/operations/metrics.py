@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Plat
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from unified_cache.service.access.callers import AuditEntry
-from unified_cache.service.access.fairness import FairScheduler
+from unified_cache.service.access.fairness import ADMINISTRATION, FairScheduler
 from unified_cache.service.operations.logs import Log
 from unified_cache.service.store.guarded import metric
 from unified_cache.service.store.tenants import TenantStore
@@ -132,7 +132,7 @@ class UsageCollector:
         for tenant, count_bytes in self._store.usage.by_tenant().items():
             stored_bytes[self._tenants.claimed(tenant),] += count_bytes
         for tenant, each in self._scheduler.by_tenant().items():
-            name = self._tenants.claimed(tenant)
+            name = self._tenants.claimed(tenant.removesuffix(ADMINISTRATION))
             held_bytes[name,] += each.bytes_in_flight
             calls[name, "half_open"] += each.half_open_count
             calls[name, "running"] += each.running_count
