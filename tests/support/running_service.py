@@ -75,7 +75,7 @@ def running(limits: Limits | None = None, **settings: object) -> Iterator[Runnin
         "metrics": {"listen": "127.0.0.1:0"},
     }
     stream, drain = StringIO(), Drain()
-    log = Log(JsonLines(stream, time.time), LogRateLimit(100, 1.0, time.monotonic))
+    log = Log(JsonLines.on(stream, time.time), LogRateLimit(100, 1.0, time.monotonic))
     service = Service.open(service_settings(None, {**flags, **settings}), log, drain, limits)
     try:
         yield RunningService(service, stream, drain)

@@ -90,7 +90,7 @@ class Service:
         """
         limits = limits or Limits.of(settings.limits)
         with ExitStack() as opened:
-            metrics = _metrics(settings, log, opened)
+            metrics = _metrics(settings, log)
             access = _Access.read(settings, metrics)
             listener = _metrics_listener(settings, metrics, access)
             if listener is not None:
@@ -195,8 +195,8 @@ def _local_caller(settings: ServiceSettings) -> Caller:
     return Caller(settings.access.local_tenant, settings.access.local_role, NO_CREDENTIALS)
 
 
-def _metrics(settings: ServiceSettings, log: Log, opened: ExitStack) -> ServiceMetrics:
-    audit = open_audit(settings.audit.file, log, opened)
+def _metrics(settings: ServiceSettings, log: Log) -> ServiceMetrics:
+    audit = open_audit(settings.audit.file, log)
     return ServiceMetrics(CollectorRegistry(), BoundedLabels(TENANTS_MAX), BoundedLabels(POOLS_MAX), log, audit)
 
 

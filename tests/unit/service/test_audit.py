@@ -29,7 +29,6 @@ from unified_cache.service.operations.logs import (
     JsonLines,
     Log,
     LogRateLimit,
-    ReopenedFile,
     log_to,
 )
 from unified_cache.storage_backends.memory import MemoryStorage
@@ -194,7 +193,7 @@ def test_a_file_that_cannot_be_written_is_refused_at_the_start_and_an_anomaly_la
 @pytest.mark.threat("endless labels and log lines")
 def test_a_flood_of_hellos_and_refusals_is_counted_and_what_clears_or_ends_is_always_written() -> None:
     written, clock = StringIO(), ManualClock()
-    log = Log(JsonLines(written, lambda: 0.0), LogRateLimit(3, 1.0, clock))
+    log = Log(JsonLines.on(written, lambda: 0.0), LogRateLimit(3, 1.0, clock))
     for _ in range(100):
         for each in (entry("Hello"), entry("Stats", outcome="PERMISSION_DENIED"), entry("Clear"), entry("Drain")):
             assert log.audited(each)
@@ -206,14 +205,6 @@ def test_a_flood_of_hellos_and_refusals_is_counted_and_what_clears_or_ends_is_al
     assert counts == {"Hello": 5, "Stats": 3, "Clear": 100, "Drain": 100}
     assert lines[-1]["left_out"] == 97
     assert lines[-2]["tenant"] == "other"
-
-
-def test_a_line_is_on_its_file_whole_whatever_is_in_it(tmp_path: Path) -> None:
-    file = ReopenedFile(tmp_path / "audit.log", lambda: 0.0)
-    assert file.write("audit", {"kind": "odd\n\u202e\x9b"})
-    (line,) = (tmp_path / "audit.log").read_bytes().splitlines()
-    assert line.isascii()
-    file.close()
 
 
 # Logs: one line of JSON for each anomaly, and of one kind not too many
@@ -234,8 +225,9 @@ def lines(stream: StringIO) -> list[dict[str, object]]:
 
 def test_an_anomaly_is_one_line_of_json_whatever_its_text() -> None:
     stream = StringIO()
-    log = Log(JsonLines(stream, lambda: 0.0), LogRateLimit(5, 1.0, ManualClock()))
+    log = Log(JsonLines.on(stream, lambda: 0.0), LogRateLimit(5, 1.0, ManualClock()))
     log.anomaly("odd", 'a "quoted"\nsecond line\u2028\x00')
+    assert stream.getvalue().isascii()
     (line,) = lines(stream)
     assert line == {
         "time": "1970-01-01T00:00:00.000+00:00",
@@ -247,7 +239,7 @@ def test_an_anomaly_is_one_line_of_json_whatever_its_text() -> None:
 
 def test_beyond_a_burst_one_line_of_a_kind_passes_now_and_then_and_says_how_many_did_not() -> None:
     stream, clock = StringIO(), ManualClock()
-    log = Log(JsonLines(stream, lambda: 0.0), LogRateLimit(2, 10.0, clock))
+    log = Log(JsonLines.on(stream, lambda: 0.0), LogRateLimit(2, 10.0, clock))
     for _ in range(100):
         log.anomaly("flood", "x")
     log.anomaly("other", "y")
@@ -262,7 +254,7 @@ def test_beyond_a_burst_one_line_of_a_kind_passes_now_and_then_and_says_how_many
 @pytest.mark.threat("endless labels and log lines")
 def test_kinds_are_few_and_lines_are_short() -> None:
     stream = StringIO()
-    log = Log(JsonLines(stream, lambda: 0.0), LogRateLimit(1, 10.0, ManualClock()))
+    log = Log(JsonLines.on(stream, lambda: 0.0), LogRateLimit(1, 10.0, ManualClock()))
     for number in range(KINDS_MAX * 2):
         log.anomaly(f"kind {number}", "x" * 1_000_000)
     assert len(lines(stream)) == KINDS_MAX + 1
@@ -271,7 +263,7 @@ def test_kinds_are_few_and_lines_are_short() -> None:
 
 def test_a_kind_that_had_no_line_for_long_gives_its_place_to_a_new_one() -> None:
     stream, clock = StringIO(), ManualClock()
-    log = Log(JsonLines(stream, lambda: 0.0), LogRateLimit(1, 10.0, clock))
+    log = Log(JsonLines.on(stream, lambda: 0.0), LogRateLimit(1, 10.0, clock))
     for first in (0, KINDS_MAX):
         for number in range(first, first + KINDS_MAX):
             log.anomaly(f"kind {number}", "x")
@@ -281,7 +273,7 @@ def test_a_kind_that_had_no_line_for_long_gives_its_place_to_a_new_one() -> None
 
 def test_a_stream_that_is_gone_stops_nobody() -> None:
     stream = StringIO()
-    log = Log(JsonLines(stream, lambda: 0.0), LogRateLimit(1, 10.0, ManualClock()))
+    log = Log(JsonLines.on(stream, lambda: 0.0), LogRateLimit(1, 10.0, ManualClock()))
     stream.close()
     log.anomaly("odd", "x")
     log.event("stopped", "x")

@@ -52,7 +52,7 @@ def listener(registry: CollectorRegistry) -> Iterator[MetricsListener]:
 
 def metrics_in(registry: CollectorRegistry, tenants_max: int = 10, pools_max: int = 10) -> ServiceMetrics:
     pace = LogRateLimit(10, 1.0, ManualClock())
-    log = Log(JsonLines(StringIO(), lambda: 0.0), pace)
+    log = Log(JsonLines.on(StringIO(), lambda: 0.0), pace)
     return ServiceMetrics(registry, BoundedLabels(tenants_max), BoundedLabels(pools_max), log, log)
 
 
@@ -297,7 +297,7 @@ def known() -> Known:
     settings = service_settings(None, {"storage": "memory:"})
     registry, names = CollectorRegistry(), BoundedLabels(10)
     pace = LogRateLimit(1, 1.0, ManualClock())
-    log = Log(JsonLines(StringIO(), lambda: 0.0), pace)
+    log = Log(JsonLines.on(StringIO(), lambda: 0.0), pace)
     metrics = ServiceMetrics(registry, names, names, log, log)
     scheduler = FairScheduler(settings.quota, Limits())
     store = GuardedStore.open(settings, registry)

@@ -6,9 +6,10 @@ import os
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from threading import Lock
 from typing import TextIO
@@ -82,54 +83,28 @@ class JsonLines:
     A stream that is gone is no reason to stop serving. ``wall_clock`` gives seconds since the epoch.
     """
 
-    def __init__(self, stream: TextIO, wall_clock: Callable[[], float]) -> None:
+    def __init__(self, opened: Callable[[], AbstractContextManager[TextIO]], wall_clock: Callable[[], float]) -> None:
+        """``opened`` gives the stream for each line; ``on`` has one for all."""
         self.wall_clock = wall_clock
-        self._stream = stream
+        self._opened = opened
         self._guard = Lock()
+
+    @classmethod
+    def on(cls, stream: TextIO, wall_clock: Callable[[], float]) -> "JsonLines":
+        """Return lines on a stream that stays open."""
+        return cls(lambda: nullcontext(stream), wall_clock)
 
     def write(self, level: str, fields: Mapping[str, object]) -> bool:
         """Write one line; False where it could not be."""
         now = datetime.fromtimestamp(self.wall_clock(), UTC)
         line = {"time": now.isoformat(timespec="milliseconds"), "level": level, **fields}
         try:
-            with self._guard:
-                stream = self._current_stream()
+            with self._guard, self._opened() as stream:
                 stream.write(json.dumps(line) + "\n")
                 stream.flush()
         except (OSError, ValueError):
             return False
         return True
-
-    def close(self) -> None:
-        """Close the stream."""
-        self._stream.close()
-
-    def _current_stream(self) -> TextIO:
-        """Return the stream for the next line; the caller holds the guard."""
-        return self._stream
-
-
-class ReopenedFile(JsonLines):
-    """Lines at the end of a file, which is opened again once there is another, or none, at its path."""
-
-    def __init__(self, path: Path, wall_clock: Callable[[], float]) -> None:
-        """Open the file, made with mode 0600 if absent.
-
-        Raises:
-            OSError: it cannot be opened, or is a link.
-        """
-        super().__init__(_opened(path), wall_clock)
-        self._path = path
-
-    def _current_stream(self) -> TextIO:
-        try:
-            is_current = os.path.samestat(os.fstat(self._stream.fileno()), self._path.lstat())
-        except (FileNotFoundError, ValueError):
-            is_current = False  # moved away, or closed where the file could not be opened again
-        if not is_current:
-            self._stream.close()
-            self._stream = _opened(self._path)
-        return self._stream
 
 
 class Log:
@@ -191,28 +166,27 @@ class _Forwarding(logging.Handler):
 
 def log_to(stream: TextIO) -> Log:
     """Make the log of a process and let what libraries log go there too; once for a process."""
-    log = Log(JsonLines(stream, time.time), LogRateLimit(LINES_AT_ONCE, LINE_EVERY_S, time.monotonic))
+    log = Log(JsonLines.on(stream, time.time), LogRateLimit(LINES_AT_ONCE, LINE_EVERY_S, time.monotonic))
     logging.basicConfig(handlers=[_Forwarding(log)], level=logging.WARNING, force=True)
     return log
 
 
-def open_audit(path: Path | None, log: Log, opened: ExitStack) -> Log:
-    """Open the audit log, which ``opened`` closes: a file of its own, or, without a path, lines of the log.
+def open_audit(path: Path | None, log: Log) -> Log:
+    """Return the audit log: a file of its own, or, without a path, lines of the log.
 
-    Rotation is left to tools such as logrotate.
+    The file is made with mode 0600 if absent, and opened for each line: logrotate may move it at any time.
 
     Raises:
-        ConfigError: the file cannot be written.
+        ConfigError: the file cannot be written, or is a link.
     """
     pace = LogRateLimit(AUDITS_AT_ONCE, AUDIT_EVERY_S, time.monotonic)
     if path is None:
         return Log(log.lines, pace)
     try:
-        file = ReopenedFile(path, log.lines.wall_clock)
+        _opened(path).close()
     except OSError as error:
         raise ConfigError(f"audit.file {path} must be a file that can be written: {error.strerror}") from error
-    opened.callback(file.close)
-    return Log(file, pace)
+    return Log(JsonLines(partial(_opened, path), log.lines.wall_clock), pace)
 
 
 def _opened(path: Path) -> TextIO:
