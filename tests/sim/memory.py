@@ -20,9 +20,6 @@ Contents = npt.NDArray[np.int64]
 Rows = npt.NDArray[np.int64]
 """Where pages of a pool lie, in an array that holds all pools of a tier."""
 
-Moved = tuple[str, str]
-"""One call of a job to page memory: what it was (backup, seal or load), and the name of the pool."""
-
 POOLS_MAX = 16
 POISON = -0x2424242424242425
 """What stands in a slot that nobody has written."""
@@ -53,7 +50,7 @@ class ContentMemory:
     All pools of a tier lie in one array, each from its own row on.
     """
 
-    __slots__ = ("captured", "device", "device_rows", "host", "host_rows", "moved", "numbers", "slab")
+    __slots__ = ("captured", "device", "device_rows", "host", "host_rows", "numbers", "slab")
 
     def __init__(self, cell: Cell) -> None:
         pools = [
@@ -78,8 +75,6 @@ class ContentMemory:
         self.host[:] = POISON
         self.captured: list[Callable[[], None]] | None = None
         """Copies of the job that runs now, not made yet; None while no job does."""
-        self.moved: list[Moved] = []
-        """Calls of the job that runs now, in their order."""
 
     def contents(self, pool: PoolSpec, numbers: Contents) -> Contents:
         """Return what the pages of these keys hold in a pool."""
@@ -95,7 +90,6 @@ class ContentMemory:
 
     def backup(self, pool: PoolSpec, source: Slots, target: Slots) -> None:
         if pool.page_bytes:
-            self.moved.append(("backup", pool.name))
             self._capture(self.device, self.on_device(pool, source), self.host, self.on_host(pool, target))
 
     def layers_count(self, pool: PoolSpec) -> int:
@@ -108,7 +102,6 @@ class ContentMemory:
         return nullcontext()
 
     def load_layer(self, pool: PoolSpec, layer: int, source: Slots, target: Slots) -> Copied:
-        self.moved.append(("load", pool.name))
         self._capture(self.host, self.on_host(pool, source), self.device, self.on_device(pool, target))
         return AT_ONCE
 
@@ -130,7 +123,6 @@ class ContentMemory:
     def seal(self, pool: PoolSpec, slots: Slots, labels: Iterable[Label]) -> None:
         if not pool.page_bytes:
             return
-        self.moved.append(("seal", pool.name))
 
         def write() -> None:
             for slot, label in zip(slots.tolist(), labels, strict=True):

@@ -15,7 +15,6 @@ from tests.sim.cells import CELLS, Cell
 from tests.sim.claims import JobClaims
 from tests.sim.engine import SETTLE_S, SimEngine
 from tests.sim.faults import ArrivingStorage, DecliningStorage, Faults
-from tests.sim.job_audit import JobAudit
 from tests.sim.liveness import Liveness
 from tests.sim.memory import ContentMemory, Contents, KeyNumbers
 from tests.sim.schedule import EVICTING, FILLING, FULL, KINDS, WRITING, weights_of
@@ -94,8 +93,7 @@ class Simulation:
         layout = self.cell.layout
         identity = replace(IDENTITY, shard=head_of(ranks).shard) if self.is_group else IDENTITY
         self.owners = identity.owners(layout)
-        audit = JobAudit(layout, self.owners, self.memory, lambda label: label in self.stored._pages)
-        self.workers = LaggingWorkers(own, self.clock, self.memory, self.faults, audit)
+        self.workers = LaggingWorkers(own, self.clock, self.memory, self.faults)
         self.stored = DecliningStorage(self.cell.stored_bytes, self.faults, own)
         self.store = FaultyStorage(self.stored, self.faults, own, delay_s=DELAY_S, sleep=self.clock.sleep)
         self.config = config = config_of(self.cell, seed)

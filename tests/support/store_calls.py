@@ -23,11 +23,10 @@ Result = TypeVar("Result")
 
 
 class StoreCall(NamedTuple):
-    """One call that named objects, and what the store answered."""
+    """One call that named objects."""
 
     method: Method
     labels: tuple[Label, ...]
-    answers: tuple[Answer, ...]
 
 
 class WatchedStorage(StorageLayer):
@@ -40,7 +39,7 @@ class WatchedStorage(StorageLayer):
         """Objects that the store ever said it has or took."""
 
     def take(self) -> list[StoreCall]:
-        """Return the calls since the last time; one that raised counts as begun and answered by nothing."""
+        """Return the calls since the last time, those that raised among them."""
         calls, self._calls = self._calls, []
         return calls
 
@@ -58,10 +57,8 @@ class WatchedStorage(StorageLayer):
         pass
 
     def _noted(self, method: Method, labels: Sequence[Label], call: Callable[[], list[Answer]]) -> list[Answer]:
-        number = len(self._calls)
-        self._calls.append(StoreCall(method, tuple(labels), ()))
+        self._calls.append(StoreCall(method, tuple(labels)))
         answers = call()
-        self._calls[number] = StoreCall(method, tuple(labels), tuple(answers))
         self.known |= {label for label, answer in zip(labels, answers, strict=True) if answer}
         return answers
 
