@@ -136,6 +136,14 @@ FACTS_MUTANTS = [
         GRAPHS,
     ),
     Mutant(
+        "a translation is kept by address and length",
+        "forward/translation.py",
+        "return torch.add(offsets, self._table[pages], alpha=self.page_size).to(torch.int32)\n",
+        "kept = torch.add(offsets, self._table[pages], alpha=self.page_size).to(torch.int32)\n"
+        "        return vars(_never).setdefault(f'{id(self)} {locs.data_ptr()} {locs.numel()}', kept)\n",
+        GRAPHS,
+    ),
+    Mutant(
         "settings of a server are left out of what names its pages",
         "integrations/sglang/naming.py",
         'facts = {**dict(engine.settings), "page_hash": PAGE_HASH}',

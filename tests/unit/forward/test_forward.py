@@ -1,5 +1,7 @@
 """Batches, translation and metadata of one forward. R17 to R21 are rules that SGLang 0.5.23 keeps, in pages."""
 
+import gc
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
@@ -84,6 +86,25 @@ def test_the_last_page_that_int32_can_name_is_translated_exactly() -> None:
 def test_on_the_cpu_the_table_is_the_maps_own_memory() -> None:
     allocator = paired()
     assert shared(allocator).table.data_ptr() == torch.from_numpy(allocator.map.table).data_ptr()
+
+
+@both
+def test_nothing_keeps_a_translation_and_no_two_share_memory(make: MakeTranslation) -> None:
+    _, translation, full = prepared(make, 2)
+    batch = batch_of(token_locs(full, 0, 2), [full], ForwardMode.EXTEND)
+    metadata = init_metadata(batch, translation)
+    rebound = replace(batch, out_cache_loc=batch.out_cache_loc.clone())
+    translated = [
+        *(metadata.swa_out_cache_loc, metadata.swa_page_table),
+        write_locs(LayerKind.SWA, rebound, metadata, translation),
+        *(translation.translate_locs(batch.out_cache_loc) for _ in range(2)),
+        *(translation.translate_pages(batch.page_table) for _ in range(2)),
+    ]
+    assert len({tensor.data_ptr() for tensor in translated}) == len(translated)
+    references = [weakref.ref(tensor) for tensor in translated]
+    del metadata, translated
+    gc.collect()
+    assert [reference() for reference in references] == [None] * len(references)
 
 
 @with_streams
