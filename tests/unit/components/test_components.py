@@ -10,7 +10,6 @@ from unified_cache.components import Full, RecurrentState, SlidingWindow
 from unified_cache.components.deepseek_v4 import (
     ROW_FORMATS,
     DeepSeekV4,
-    RowFormat,
 )
 from unified_cache.core.errors import LayoutError
 from unified_cache.core.pool import Component, HitPolicy, ModelLayout, PoolSpec
@@ -36,39 +35,12 @@ def test_a_component_says_its_name_its_span_and_its_policy(
     assert component.pools == (POOL,)
 
 
-@pytest.mark.parametrize(
-    ("window_tokens", "page_size", "span"),
-    [
-        (127, 1, 127),
-        (127, 64, 2),
-        (128, 64, 2),
-        (129, 64, 3),
-        (128, 256, 1),
-        (1023, 1, 1023),
-        (1023, 64, 16),
-        (8192, 1, 8192),
-        (8192, 64, 128),
-        (512, 64, 8),
-        (1, 1, 1),
-        (1, 256, 1),
-        (257, 256, 2),
-    ],
-)
-def test_a_window_spans_the_pages_it_touches(window_tokens: int, page_size: int, span: int) -> None:
-    assert SlidingWindow(window_tokens, page_size, (POOL,)).span == span
-
-
 @given(st.integers(1, 5000), st.integers(1, 600), st.integers(0, 200))
 def test_every_token_of_a_window_lies_in_a_page_that_is_needed(window_tokens: int, page_size: int, end: int) -> None:
     first = window(end, SlidingWindow(window_tokens, page_size, (POOL,)).span)
     oldest = max(0, end * page_size - window_tokens)
     assert first * page_size <= oldest
     assert oldest < (first + 1) * page_size or end == 0
-
-
-@given(st.integers(0, 1000))
-def test_recurrent_state_is_needed_at_the_last_page_alone(end: int) -> None:
-    assert window(end, RecurrentState((POOL,)).span) == max(0, end - 1)
 
 
 @pytest.mark.parametrize("window_tokens", [0, -1, True, SPAN_ALL])
@@ -111,14 +83,6 @@ def test_a_page_holds_values_then_scales_then_padding(
     assert tuple(of_compressed.page_bytes(rows) for rows in (256, 64, 2)) == compressed_pages
 
 
-@given(st.integers(1, 1000), st.sampled_from(sorted(ROW_FORMATS)))
-def test_padding_is_less_than_the_alignment(rows: int, name: str) -> None:
-    row: RowFormat = ROW_FORMATS[name][1]
-    padding = row.page_bytes(rows) - rows * row.row_bytes
-    assert 0 <= padding < row.align_bytes
-    assert row.page_bytes(rows) % row.align_bytes == 0
-
-
 PAGE_BYTES = {
     # pool: (per layer, Flash, Pro)
     "kv": (0, 0, 0),
@@ -137,17 +101,6 @@ def test_a_pool_of_deepseek_v4_has_the_published_bytes(model: DeepSeekV4, column
     found = {each.name: each.page_bytes for each in model.layout().pools}
     assert model.layer_page_bytes(256)[pool] == PAGE_BYTES[pool][0]
     assert found[pool] == PAGE_BYTES[pool][column]
-
-
-def test_layers_of_pro_in_bf16_come_to_the_published_figure() -> None:
-    # https://vllm.ai/blog/deepseek-v4: 9.62 GiB for a context of 1 Mi tokens, indexer keys in 2 bytes.
-    tokens = 1 << 20
-    total = (
-        PRO.compress_ratios.count(4) * tokens // 4 * (1024 + 256)
-        + PRO.compress_ratios.count(128) * tokens // 128 * 1024
-    )
-    total += len(PRO.compress_ratios) * PRO.window_tokens * 1024
-    assert round(total / (1 << 30), 2) == 9.62
 
 
 def test_a_pool_that_no_layer_has_does_not_exist() -> None:

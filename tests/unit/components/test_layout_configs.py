@@ -245,45 +245,31 @@ def test_a_wrapper_without_a_text_model_is_an_error(text_config: object) -> None
         from_hf_config({"model_type": "gemma3", "text_config": text_config})
 
 
-@pytest.mark.parametrize("page_size", [0, -1, True, 1 << 40])
-def test_a_page_size_that_is_none_is_an_error(page_size: int) -> None:
-    with pytest.raises(LayoutError, match="page_size"):
-        layout("llama-3.1-8b", page_size=page_size)
+@pytest.mark.parametrize(
+    ("name", "page_size", "dtype"),
+    [
+        *(("llama-3.1-8b", size, None) for size in (0, -1, True, 1 << 40)),
+        # Pages that kernels cannot have.
+        *(("deepseek-v3.2", size, None) for size in (1, 96)),
+        ("deepseek-v4-flash", 64, None),
+        *((name, None, "int3") for name in ("llama-3.1-8b", "deepseek-v4-pro", "deepseek-v3.2")),
+    ],
+)
+def test_a_choice_that_is_none_is_an_error_that_names_it(name: str, page_size: int | None, dtype: str | None) -> None:
+    with pytest.raises(LayoutError, match="page_size" if dtype is None else "dtype"):
+        layout(name, page_size=page_size, dtype=dtype)
 
 
 @pytest.mark.parametrize(
-    ("name", "page_size"), [("deepseek-v3.2", 1), ("deepseek-v3.2", 96), ("deepseek-v4-flash", 64)]
+    "text", ["", "{", "[]", "3", "null", '"llama"', "\x00", "[" * 100_000, f"{{{' ' * (1 << 24)}}}"], ids=len
 )
-def test_a_page_size_that_kernels_cannot_have_is_an_error(name: str, page_size: int) -> None:
-    with pytest.raises(LayoutError, match="page_size"):
-        layout(name, page_size=page_size)
-
-
-@pytest.mark.parametrize("name", ["llama-3.1-8b", "deepseek-v4-pro", "deepseek-v3.2"])
-def test_a_dtype_that_is_none_is_an_error(name: str) -> None:
-    with pytest.raises(LayoutError, match="dtype"):
-        layout(name, dtype="int3")
-
-
-@pytest.mark.parametrize("text", ["", "{", "[]", "3", "null", '"llama"', "\x00", "[" * 100_000])
 def test_a_file_that_is_no_configuration_is_an_error(text: str, tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(text)
     with pytest.raises(LayoutError, match=r"config\.json must"):
         from_hf_config(path)
-
-
-def test_a_huge_file_is_not_read_whole(tmp_path: Path) -> None:
-    path = tmp_path / "config.json"
-    with path.open("wb") as file:
-        file.truncate(1 << 26)
-    with pytest.raises(LayoutError, match="at most"):
-        from_hf_config(path)
-
-
-def test_a_file_that_is_not_there_is_an_os_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        from_hf_config(tmp_path / "config.json")
+        from_hf_config(tmp_path / "none.json")
 
 
 GARBAGE = st.one_of(

@@ -38,176 +38,126 @@ def sizes(config: Mapping[str, object], dtype: str | None = None) -> tuple[dict[
     return dict(sized.layers), {pool.name: pool.page_bytes // page_size for pool in sized.layout.pools}
 
 
+ONE_EACH = {"num_key_value_heads": None}
+"""Each query head has K and V of its own, where no other field says how many have."""
+SWA = {"sliding_window": 512}
+DBRX = {**dict.fromkeys(ATTENTION), "d_model": 1024, "n_heads": 16, "n_layers": 8, "attn_config": {"kv_n_heads": 4}}
+BORROWING = {"num_kv_shared_layers": 3, "layer_types": [*["sliding_attention"] * 3, "full_attention"] * 2}
+JAMBA = {"attn_layer_period": 4, "attn_layer_offset": 2, "mamba_expand": 2, "mamba_d_state": 16, "mamba_d_conv": 4}
+KIMI = {"full_attn_layers": [4, 8], "num_heads": 8, "head_dim": 128, "short_conv_kernel_size": 4}
+ZAMBA = {"head_dim": None, "kv_channels": 64, "layers_block_type": [*["mamba"] * 3, "hybrid"] * 2}
+ZAMBA_MAMBA = {"n_mamba_heads": 32, "mamba_d_state": 64, "mamba_d_conv": 4, "mamba_ngroups": 2}
+INDEXED = {**LATENT, "index_head_dim": 128}
+
+
 @pytest.mark.parametrize(
-    ("model_type", "change", "layers", "token_bytes"),
+    ("model_type", "change", "layers", "layer_bytes"),
     [
-        ("qwen2", {"sliding_window": 4096, "use_sliding_window": False}, {"kv": 8}, {"kv": 8 * ROW}),
-        (
-            "qwen2",
-            {"sliding_window": 4096, "use_sliding_window": True, "max_window_layers": 6},
-            {"kv": 6, "swa": 2},
-            {"kv": 6 * ROW, "swa": 2 * ROW},
-        ),
-        ("qwen3_moe", {}, {"kv": 8}, {"kv": 8 * ROW}),
-        ("phi3", {"sliding_window": 2047, "num_key_value_heads": None}, {"swa": 8}, {"kv": 0, "swa": 8 * 4 * ROW}),
-        ("gpt_bigcode", {"multi_query": True, "num_key_value_heads": None}, {"kv": 8}, {"kv": 8 * ROW // 4}),
+        # ``layer_bytes``: of a token, or of a state, in a layer, on average; ROW in attention where nothing is said
+        ("qwen2", {"sliding_window": 4096, "use_sliding_window": False}, {"kv": 8}, {}),
+        ("qwen2", {**SWA, "use_sliding_window": True, "max_window_layers": 6}, {"kv": 6, "swa": 2}, {}),
+        ("qwen3_moe", {}, {"kv": 8}, {}),
+        ("phi3", {**ONE_EACH, "sliding_window": 2047}, {"swa": 8}, {"swa": 4 * ROW}),
+        ("gpt_bigcode", {**ONE_EACH, "multi_query": True}, {"kv": 8}, {"kv": ROW // 4}),
+        ("falcon", {**ONE_EACH, "multi_query": True, "num_kv_heads": 16}, {"kv": 8}, {"kv": ROW // 4}),
         (
             "falcon",
-            {"multi_query": True, "num_key_value_heads": None, "num_kv_heads": 16},
+            {**ONE_EACH, "multi_query": True, "new_decoder_architecture": True, "num_kv_heads": 8},
             {"kv": 8},
-            {"kv": 8 * ROW // 4},
+            {"kv": 2 * ROW},
         ),
-        (
-            "falcon",
-            {"multi_query": True, "new_decoder_architecture": True, "num_key_value_heads": None, "num_kv_heads": 8},
-            {"kv": 8},
-            {"kv": 8 * 2 * ROW},
-        ),
-        (
-            "dbrx",
-            {
-                **dict.fromkeys(ATTENTION),
-                "d_model": 1024,
-                "n_heads": 16,
-                "n_layers": 8,
-                "attn_config": {"kv_n_heads": 4},
-            },
-            {"kv": 8},
-            {"kv": 8 * ROW},
-        ),
-        ("olmo3", {"sliding_window": 512}, {"kv": 2, "swa": 6}, {"kv": 2 * ROW, "swa": 6 * ROW}),
-        ("afmoe", {"sliding_window": 512}, {"kv": 2, "swa": 6}, {"kv": 2 * ROW, "swa": 6 * ROW}),
-        ("exaone4", {"sliding_window": 512, "sliding_window_pattern": "LG"}, {"kv": 4, "swa": 4}, {"kv": 4 * ROW}),
-        ("exaone4", {"sliding_window": None}, {"kv": 8}, {"kv": 8 * ROW}),
-        (
-            "gemma3n_text",
-            {
-                "sliding_window": 512,
-                "num_kv_shared_layers": 3,
-                "layer_types": [*["sliding_attention"] * 3, "full_attention"] * 2,
-            },
-            {"kv": 1, "swa": 4},
-            {"kv": ROW, "swa": 4 * ROW},
-        ),
+        ("dbrx", DBRX, {"kv": 8}, {}),
+        ("olmo3", SWA, {"kv": 2, "swa": 6}, {}),
+        ("afmoe", SWA, {"kv": 2, "swa": 6}, {}),
+        ("exaone4", {**SWA, "sliding_window_pattern": "LG"}, {"kv": 4, "swa": 4}, {}),
+        ("exaone4", {"sliding_window": None}, {"kv": 8}, {}),
+        ("gemma3n_text", {**SWA, **BORROWING}, {"kv": 1, "swa": 4}, {}),
         (
             "minimax",
             {"layer_types": ["linear_attention", "full_attention"] * 4},
             {"kv": 4, "mamba": 4},
-            {"mamba": 4 * 16 * 64 * 64 * 2},
+            {"mamba": 16 * 64 * 64 * 2},
         ),
-        ("lfm2", {"full_attn_idxs": [2, 5], "conv_L_cache": 3}, {"kv": 2, "mamba": 6}, {"mamba": 6 * 1024 * 2 * 2}),
-        (
-            "falcon_h1",
-            {**MAMBA_2, "mamba_d_ssm": 2048},
-            {"kv": 8, "mamba": 8},
-            {"kv": 8 * ROW, "mamba": 8 * MAMBA_2_STATE},
-        ),
-        ("bamba", {**MAMBA_2, "attn_layer_indices": [3]}, {"kv": 1, "mamba": 7}, {"mamba": 7 * MAMBA_2_STATE}),
+        ("lfm2", {"full_attn_idxs": [2, 5], "conv_L_cache": 3}, {"kv": 2, "mamba": 6}, {"mamba": 1024 * 2 * 2}),
+        ("falcon_h1", {**MAMBA_2, "mamba_d_ssm": 2048}, {"kv": 8, "mamba": 8}, {"mamba": MAMBA_2_STATE}),
+        ("bamba", {**MAMBA_2, "attn_layer_indices": [3]}, {"kv": 1, "mamba": 7}, {"mamba": MAMBA_2_STATE}),
         (
             "granitemoehybrid",
             {**MAMBA_2, "layer_types": [*["mamba"] * 7, "attention"]},
             {"kv": 1, "mamba": 7},
-            {"kv": ROW, "mamba": 7 * MAMBA_2_STATE},
+            {"mamba": MAMBA_2_STATE},
         ),
+        ("jamba", JAMBA, {"kv": 2, "mamba": 6}, {"mamba": 2048 * 3 * 2 + 2048 * 16 * 4}),
         (
-            "jamba",
-            {"attn_layer_period": 4, "attn_layer_offset": 2, "mamba_expand": 2, "mamba_d_state": 16, "mamba_d_conv": 4},
-            {"kv": 2, "mamba": 6},
-            {"mamba": 6 * (2048 * 3 * 2 + 2048 * 16 * 4)},
+            "falcon_mamba",
+            {"intermediate_size": 2048, "state_size": 16, "conv_kernel": 4},
+            {"mamba": 8},
+            {"mamba": 2048 * 3 * 2 + 2048 * 16 * 4},
         ),
-        ("falcon_mamba", {"intermediate_size": 2048, "state_size": 16, "conv_kernel": 4}, {"mamba": 8}, {"kv": 0}),
         (
             "kimi_linear",
-            {
-                **LATENT,
-                "linear_attn_config": {
-                    "full_attn_layers": [4, 8],
-                    "num_heads": 8,
-                    "head_dim": 128,
-                    "short_conv_kernel_size": 4,
-                },
-            },
+            {**LATENT, "linear_attn_config": KIMI},
             {"kv": 2, "mamba": 6},
-            {"kv": 2 * 1152, "mamba": 6 * (3 * 8 * 128 * 3 * 2 + 8 * 128 * 128 * 4)},
+            {"kv": LATENT_ROW, "mamba": 3 * 8 * 128 * 3 * 2 + 8 * 128 * 128 * 4},
         ),
-        ("longcat_flash", {**LATENT, "num_layers": 8, "num_hidden_layers": None}, {"kv": 16}, {"kv": 16 * 1152}),
+        ("longcat_flash", {**LATENT, "num_layers": 8, "num_hidden_layers": None}, {"kv": 16}, {"kv": LATENT_ROW}),
+        ("longcat_flash_ngram", {**LATENT, "num_layers": 4}, {"kv": 8}, {"kv": LATENT_ROW}),
+        ("glm_moe_dsa", INDEXED, {"kv": 8, "indexer": 8}, {"kv": LATENT_ROW, "indexer": 132}),
         (
             "glm_moe_dsa",
-            {**LATENT, "index_head_dim": 128},
-            {"kv": 8, "indexer": 8},
-            {"kv": 8 * 1152, "indexer": 8 * 132},
-        ),
-        (
-            "glm_moe_dsa",
-            {**LATENT, "index_head_dim": 128, "index_topk_freq": 4},
+            {**INDEXED, "index_topk_freq": 4},
             {"kv": 8, "indexer": 3},
-            {"kv": 8 * 1152, "indexer": 3 * 132},
+            {"kv": LATENT_ROW, "indexer": 132},
         ),
+        ("hy_v4", {**INDEXED, "layer_types": ["indexed_attention"] * 8}, {"kv": 8, "indexer": 8}, {"kv": LATENT_ROW}),
         # The dense layers at the front are full, each; the count to four begins behind them.
-        (
-            "cohere2_moe",
-            {"first_k_dense_replace": 2, "sliding_window": 512},
-            {"kv": 3, "swa": 5},
-            {"kv": 3 * ROW, "swa": 5 * ROW},
-        ),
-        (
-            "muse_glimmer_text",
-            {"num_hidden_layers": 6, "sliding_window": 512},
-            {"kv": 2, "swa": 4},
-            {"kv": 2 * ROW},
-        ),
-        ("step3_text", {"num_key_value_heads": None, "head_dim": 256}, {"kv": 8}, {"kv": 8 * 2 * 256 * 2}),
+        ("cohere2_moe", {**SWA, "first_k_dense_replace": 2}, {"kv": 3, "swa": 5}, {}),
+        ("muse_glimmer_text", {**SWA, "num_hidden_layers": 6}, {"kv": 2, "swa": 4}, {}),
+        ("step3_text", {**ONE_EACH, "head_dim": 256}, {"kv": 8}, {"kv": 2 * 256 * 2}),
         (
             "nemotron-nas",
-            {"num_hidden_layers": 3, "num_key_value_heads": None, "block_configs": blocks(4, None, 8)},
+            {**ONE_EACH, "num_hidden_layers": 3, "block_configs": blocks(4, None, 8)},
             {"kv": 2},
-            {"kv": ROW + ROW // 2},
+            {"kv": (ROW + ROW // 2) // 2},
         ),
         (
             "deci",
-            {"num_hidden_layers": 2, "num_key_value_heads": None, "num_key_value_heads_per_layer": [4, 1]},
+            {**ONE_EACH, "num_hidden_layers": 2, "num_key_value_heads_per_layer": [4, 1]},
             {"kv": 2},
-            {"kv": ROW + ROW // 4},
+            {"kv": (ROW + ROW // 4) // 2},
         ),
-        ("mistral_large_3", LATENT, {"kv": 8}, {"kv": 8 * LATENT_ROW}),
-        ("longcat_flash_ngram", {**LATENT, "num_layers": 4}, {"kv": 8}, {"kv": 8 * LATENT_ROW}),
+        ("mistral_large_3", LATENT, {"kv": 8}, {"kv": LATENT_ROW}),
         (
             "bailing_moe_v2_5",
             {**LATENT, "layer_group_size": 4},
             {"kv": 2, "mamba": 6},
-            {"kv": 2 * LATENT_ROW, "mamba": 6 * 16 * 64 * 64 * 2},
+            {"kv": LATENT_ROW, "mamba": 16 * 64 * 64 * 2},
         ),
         # Ten layers are two groups of four, and two behind them.
         (
             "bailing_moe_v3",
             {**LATENT, "num_hidden_layers": 10, "layer_group_size": 4, "short_conv_kernel_size": 4},
             {"kv": 4, "mamba": 6},
-            {"kv": 4 * LATENT_ROW, "mamba": 6 * (3 * 16 * 64 * 3 * 2 + 16 * 64 * 64 * 4)},
+            {"kv": LATENT_ROW, "mamba": 3 * 16 * 64 * 3 * 2 + 16 * 64 * 64 * 4},
         ),
         (
             "zamba2",
-            {
-                "head_dim": None,
-                "kv_channels": 64,
-                "layers_block_type": [*["mamba"] * 3, "hybrid"] * 2,
-                "n_mamba_heads": 32,
-                "mamba_d_state": 64,
-                "mamba_d_conv": 4,
-                "mamba_ngroups": 2,
-            },
+            {**ZAMBA, **ZAMBA_MAMBA},
             {"kv": 2, "mamba": 8},
-            {"kv": 2 * 2 * ROW, "mamba": 8 * (3 * (2048 + 2 * 2 * 64) * 2 + 2048 * 64 * 4)},
+            {"kv": 2 * ROW, "mamba": 3 * (2048 + 2 * 2 * 64) * 2 + 2048 * 64 * 4},
         ),
     ],
 )
 def test_a_family_is_laid_out_by_its_rule(
-    model_type: str, change: Mapping[str, object], layers: Mapping[str, int], token_bytes: Mapping[str, int]
+    model_type: str, change: Mapping[str, object], layers: Mapping[str, int], layer_bytes: Mapping[str, int]
 ) -> None:
     sized = size_hf_config({**ATTENTION, **change, "model_type": model_type}, page_size=64)
     assert {name: count for name, count in sized.layers.items() if count} == layers
-    found = {pool.name: pool.page_bytes for pool in sized.layout.pools}
-    for name, each_bytes in token_bytes.items():
-        assert found[name] == each_bytes * (1 if name == "mamba" else 64), name
+    expected = {"kv": 0} | {
+        name: count * {"kv": ROW, "swa": ROW, "indexer": 132, **layer_bytes}[name] * (1 if name == "mamba" else 64)
+        for name, count in layers.items()
+    }
+    assert {pool.name: pool.page_bytes for pool in sized.layout.pools} == expected
     # The attention of Gemma 3n counts the token itself.
     itself = {"sliding_window": 511} if model_type == "gemma3n_text" else {}
     assert sized.window_tokens == ({**change, **itself}["sliding_window"] if "swa" in layers else None)
@@ -390,18 +340,6 @@ def test_a_list_that_makes_no_sense_is_refused_by_its_name(
 ) -> None:
     with pytest.raises(LayoutError, match=said):
         size_hf_config({**ATTENTION, **change, "model_type": model_type})
-
-
-def test_a_sparse_model_of_the_fourth_hunyuan_is_indexed() -> None:
-    config = {
-        **ATTENTION,
-        **LATENT,
-        "index_head_dim": 128,
-        "layer_types": ["indexed_attention"] * 8,
-        "model_type": "hy_v4",
-    }
-    as_glm = {**config, "model_type": "glm_moe_dsa"}
-    assert size_hf_config(config).layout == size_hf_config(as_glm).layout
 
 
 def test_a_model_of_mistral_is_read_by_the_type_that_engines_give_it() -> None:

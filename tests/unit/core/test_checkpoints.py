@@ -179,32 +179,7 @@ def test_every_end_that_was_kept_is_backed_up_and_comes_back() -> None:
         cache.reset()
 
 
-# ---- windows, by rules R7 and R14 that SGLang 0.5.23 keeps, in pages -----------------------------------------------
-
-
-OUT_OF_THE_WINDOW = (
-    # length, window, page size, tokens that left the window: [0, end)
-    (1000, 128, 256, 512),
-    (1023, 128, 256, 512),
-    (1024, 128, 256, 768),
-    (511, 128, 256, 0),
-    (512, 128, 256, 256),
-    (1000, 127, 1, 873),
-    (1000, 127, 64, 832),
-    (3000, 1023, 64, 1920),
-)
-"""What SGLang 0.5.23 frees of a running request whose prefix may be shared, in tokens."""
-
-
-@pytest.mark.parametrize(("length", "window_tokens", "page_size", "gone_tokens"), OUT_OF_THE_WINDOW)
-def test_pages_are_needed_no_more_when_the_window_of_the_full_pages_has_passed_them_r7(
-    length: int, window_tokens: int, page_size: int, gone_tokens: int
-) -> None:
-    end, span = length // page_size, -(-window_tokens // page_size)
-    needed = needed_pages([end], span, 0, end)
-    assert not needed[: gone_tokens // page_size].any()
-    assert needed[gone_tokens // page_size :].all()
-    assert window(end, span) * page_size == gone_tokens
+# ---- windows -------------------------------------------------------------------------------------------------------
 
 
 @given(st.lists(st.tuples(st.sampled_from([1, 2, 5, SPAN_ALL]), st.lists(st.booleans(), min_size=9, max_size=9))))

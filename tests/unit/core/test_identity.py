@@ -16,7 +16,6 @@ from tests.support.ranks import ThreadRanks, in_threads, same
 from tests.support.store_calls import ScriptedStorage
 from unified_cache.cache.cache import UnifiedCache
 from unified_cache.components import Full, RecurrentState, SlidingWindow
-from unified_cache.components.layouts.presets import layout
 from unified_cache.controller import InlineWorkers, NotStarted, OperationState, TransferKind
 from unified_cache.controller.memory import DevicePool
 from unified_cache.core.config import CacheConfig, WritePolicy
@@ -98,32 +97,32 @@ def test_two_ranks_of_a_group_that_name_one_shard_are_refused_on_all() -> None:
     assert same(in_threads(3, lambda ranks: live(ranks, identity_of(ranks.rank // 2, 2))))
 
 
-def test_a_page_that_context_parallel_ranks_would_not_cut_alike_is_refused() -> None:
-    shard = replace(Shard.of_rank(0, 1, 8, Extent.whole(32)), tokens=TokenRuns(0, 2, run_tokens=4))
-    with pytest.raises(LayoutError, match="multiple of the 8 tokens"):
-        replace(IDENTITY, shard=shard).owners(toy_layout((SPAN_ALL,), 4))
-    replace(IDENTITY, shard=shard).owners(toy_layout((SPAN_ALL,), 16))
+LAYERS = Extent(0, 16, 32)
+MINE = Shard.of_rank(1, 2, 8, LAYERS)
 
 
-def test_units_of_heads_of_another_shard_are_refused() -> None:
-    layers = Extent(0, 16, 32)
-    mine = Shard.of_rank(1, 2, 8, layers)
-    other_heads = Shard.of_rank(0, 2, 8, layers)
-    other_layers = Shard.of_rank(1, 2, 8, Extent(16, 32, 32))
-    other_tokens = replace(mine, tokens=TokenRuns(1, 2))
-    model = ModelLayout(PAGE, (Component("full", SPAN_ALL, PoolSpec.of_units("kv", mine, 2, 64)),))
-    assert len(set(replace(IDENTITY, shard=mine).owners(model).values())) == 2
-    for shard in (other_heads, other_layers, other_tokens, NamedShard("rank 1"), NamedShard()):
-        with pytest.raises(LayoutError, match="a unit of heads must be part of"):
-            replace(IDENTITY, shard=shard).owners(model)
+@pytest.mark.parametrize(
+    ("shard", "said"),
+    [
+        (replace(MINE, tokens=TokenRuns(0, 2, run_tokens=4)), "multiple of the 8 tokens"),
+        (Shard.of_rank(0, 2, 8, LAYERS), "a unit of heads must be part of"),
+        (replace(MINE, layers=Extent(16, 32, 32)), "a unit of heads must be part of"),
+        (replace(MINE, tokens=TokenRuns(1, 2)), "a unit of heads must be part of"),
+        (NamedShard("rank 1"), "a unit of heads must be part of"),
+        (NamedShard(), "a unit of heads must be part of"),
+    ],
+    ids=str,
+)
+def test_pools_of_heads_that_are_not_those_of_the_shard_are_refused(shard: Shard | NamedShard, said: str) -> None:
+    model = ModelLayout(PAGE, (Component("full", SPAN_ALL, PoolSpec.of_units("kv", MINE, 2, 64)),))
+    assert len(set(replace(IDENTITY, shard=MINE).owners(model).values())) == 2
+    with pytest.raises(LayoutError, match=said):
+        replace(IDENTITY, shard=shard).owners(model)
 
 
-def test_a_mere_name_says_no_layers_and_so_owns_no_replicated_pools() -> None:
-    named = replace(IDENTITY, shard=NamedShard("heads 0-8/8"))
+def test_a_mere_name_owns_no_replicated_pools() -> None:
     with pytest.raises(LayoutError, match="replicated pools need a Shard, which says its layers"):
-        named.owners(mixed_layout())
-    sharded = toy_layout((SPAN_ALL, 1), PAGE)
-    assert set(named.owners(sharded).values()) == {named.digest(sharded)}
+        replace(IDENTITY, shard=NamedShard("heads 0-8/8")).owners(mixed_layout())
 
 
 OWNERS_BEFORE = {"kv": "af832db82927a99a", "index": "af832db82927a99a", "state": "fe2019f7bcfc415c"}
@@ -211,13 +210,6 @@ def test_what_cannot_be_cut_goes_by_the_whole_shard_beside_what_is_cut() -> None
         assert described_by(manifest_of(part.identity, part.layout)).identity == part.identity
 
 
-def test_a_unit_of_heads_that_full_attention_does_not_hold_is_refused() -> None:
-    first, second, *_ = Shard.of_rank(0, 1, 8, Extent.whole(32)).units(2)
-    full = Component("full", SPAN_ALL, (PoolSpec("kv", 64, unit=first),))
-    with pytest.raises(LayoutError, match="must be one of full's"):
-        ModelLayout(PAGE, (full, Component("swa", 2, (PoolSpec("swa", 40, unit=second),))))
-
-
 def test_an_identity_that_names_no_shard_owns_everything_under_its_own_digest() -> None:
     for model in (mixed_layout(), toy_layout((SPAN_ALL, 1), PAGE)):
         assert set(IDENTITY.owners(model).values()) == {IDENTITY.digest(model)}
@@ -231,26 +223,6 @@ def test_a_store_is_told_of_both_owners_of_a_mixed_layout() -> None:
     owners = identity_of(1, 2).owners(with_toy_tensors(mixed))
     assert list(store.manifests()) == [owners["kv"], owners["state"]]
     assert all(manifest and described_by(manifest) for manifest in store.manifests().values())
-
-
-def test_a_replicated_pool_beside_sharded_attention_is_refused() -> None:
-    full = Component("full", SPAN_ALL, (PoolSpec("kv", 64),))
-    with pytest.raises(LayoutError, match="those of full must be"):
-        ModelLayout(PAGE, (full, Component("state", 1, (PoolSpec("state", 48, True),))))
-
-
-@pytest.mark.parametrize(
-    ("model", "replicated"), [("deepseek-v4-flash", True), ("deepseek-v3.2", True), ("qwen3-next-80b-a3b", False)]
-)
-def test_latent_attention_is_replicated_and_heads_are_not(model: str, replicated: bool) -> None:
-    assert {pool.replicated for pool in layout(model).pools} == {replicated}
-
-
-def test_whether_a_pool_is_replicated_changes_no_identity() -> None:
-    assert PoolSpec("kv", 64, True) == PoolSpec("kv", 64)
-    alike = ModelLayout(PAGE, (Component("full", SPAN_ALL, (PoolSpec("kv", 64, True),)),))
-    apart = ModelLayout(PAGE, (Component("full", SPAN_ALL, (PoolSpec("kv", 64),)),))
-    assert IDENTITY.digest(alike) == IDENTITY.digest(apart)
 
 
 # ---- shards ------------------------------------------------------------------------------------------------------
@@ -267,12 +239,6 @@ def test_a_shard_is_named_by_what_it_holds() -> None:
         "heads 1-2/8, replica 0/2, layers 0-32/32",
         "heads 1-2/8, replica 1/2, layers 0-32/32",
     ]
-
-
-def test_groups_of_two_four_and_eight_share_units_of_heads() -> None:
-    for size in (2, 4, 8):
-        units = [part.text for rank in range(size) for part in Shard.of_rank(rank, size, 32, Extent.whole(9)).units(4)]
-        assert units == [part.text for part in Shard(Extent.whole(32), Extent.whole(9)).units(4)]
 
 
 def test_a_shard_that_cannot_be_is_refused() -> None:
@@ -369,6 +335,47 @@ def test_facts_are_no_components_with_other_names() -> None:
     assert Identity("m", facts=facts).digest(one) != Identity("m").digest(one)
 
 
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ((Full((PoolSpec("kv", 64, replicated=True),)),), (Full((KV,)),)),
+        ((Full((KV,)), SlidingWindow(128, 64, (SWA,))), (Full((KV,)), Component("swa", 2, (SWA,)))),
+    ],
+    ids=["whether pools are replicated", "a window counted in the layout's own pages"],
+)
+def test_what_says_nothing_of_a_page_s_bytes_changes_no_digest(
+    one: tuple[Component, ...], other: tuple[Component, ...]
+) -> None:
+    assert MODEL.digest(ModelLayout(64, one)) == MODEL.digest(ModelLayout(64, other))
+
+
+REFUSED: tuple[tuple[str, Callable[[], object]], ...] = (
+    ("page_size of swa", lambda: Component("swa", 2, (SWA,), page_size=0)),
+    ("page_size of swa", lambda: Component("swa", 2, (SWA,), page_size=1.5)),  # type: ignore[arg-type]
+    ("those of full must be", lambda: ModelLayout(4, (Full((KV,)), Component("state", 1, (PoolSpec("s", 48, True),))))),
+    (
+        "must be one of full's",
+        lambda: ModelLayout(
+            4, (Full((replace(KV, unit=MINE.units(2)[0]),)), Full((replace(SWA, unit=MINE.units(2)[1]),)))
+        ),
+    ),
+    (
+        "swa must say which pages a resume needs",
+        lambda: ModelLayout(64, (Full((KV,)), Component("swa", SPAN_UNKNOWN, (SWA,)))).check_resumable(),
+    ),
+    (
+        "swa: a window counted in pages of 16 tokens, found 64",
+        lambda: ModelLayout(64, (Full((KV,)), Component("swa", 2, (SWA,), page_size=16))).check_resumable(),
+    ),
+)
+
+
+@pytest.mark.parametrize(("said", "make"), REFUSED)
+def test_a_layout_that_contradicts_itself_is_refused(said: str, make: Callable[[], object]) -> None:
+    with pytest.raises(LayoutError, match=said):
+        make()
+
+
 def test_every_part_of_a_sharded_identity_keeps_the_facts() -> None:
     shard = Shard.of_rank(0, 2, 8, Extent.whole(4))
     layout = ModelLayout(64, (Full((PoolSpec("latent", 8, replicated=True),)), RecurrentState((PoolSpec("state", 8),))))
@@ -397,30 +404,6 @@ def test_a_layout_of_stored_pages_says_spans_that_are_unknown_and_pages_of_other
         assert described_by(manifest_of(MODEL, model)).layout == model
     assert layouts[1].components[1].hit_policy is None
     assert layouts[2].page_size_of(layouts[2].components[1]) == 16
-
-
-def test_a_window_counted_in_the_layout_s_own_pages_changes_no_digest() -> None:
-    counted = SlidingWindow(128, 64, (SWA,))
-    told = Component("swa", counted.span, (SWA,))
-    assert MODEL.digest(ModelLayout(64, (Full((KV,)), counted))) == MODEL.digest(ModelLayout(64, (Full((KV,)), told)))
-
-
-@pytest.mark.parametrize(
-    ("component", "message"),
-    [
-        (Component("swa", SPAN_UNKNOWN, (SWA,)), "swa must say which pages a resume needs"),
-        (Component("swa", 2, (SWA,), page_size=16), "swa: a window counted in pages of 16 tokens, found 64"),
-    ],
-)
-def test_no_cache_resumes_from_what_only_a_store_can_keep(component: Component, message: str) -> None:
-    with pytest.raises(LayoutError, match=message):
-        ModelLayout(64, (Full((KV,)), component)).check_resumable()
-
-
-@pytest.mark.parametrize("page_size", [0, -1, 1.5])
-def test_pages_of_a_component_have_a_whole_number_of_tokens(page_size: int) -> None:
-    with pytest.raises(LayoutError, match="page_size of swa"):
-        Component("swa", 2, (SWA,), page_size=page_size)
 
 
 # ---- tensors -------------------------------------------------------------------------------------------------
@@ -482,15 +465,11 @@ def test_tensors_of_many_shapes_are_described_in_a_text_that_a_service_takes() -
     assert max(len(one.tensors), len(other.tensors)) <= TEXT_CHARS_MAX
 
 
-@pytest.mark.parametrize("name", ["bf16", "bfloat16", "torch.bfloat16", "BF16"])
-def test_a_dtype_has_one_name(name: str) -> None:
-    assert Identity("m", dtype=name) == Identity("m", dtype="bfloat16")
-
-
-@pytest.mark.parametrize("name", ["garbage", "bf61", "int3", " "])
-def test_a_dtype_that_is_none_is_refused(name: str) -> None:
-    with pytest.raises(InputError):
-        Identity("m", dtype=name)
+def test_a_dtype_has_one_name_and_what_is_none_is_refused() -> None:
+    assert {Identity("m", dtype=name).dtype for name in ("bf16", "bfloat16", "torch.bfloat16", "BF16")} == {"bfloat16"}
+    for name in ("garbage", "bf61", "int3", " "):
+        with pytest.raises(InputError):
+            Identity("m", dtype=name)
 
 
 def test_an_identity_that_contradicts_the_tensors_is_refused() -> None:

@@ -9,10 +9,10 @@ import pytest
 from tests.support.components import toy_components
 from tests.support.operations import present
 from unified_cache.controller.ledger import Ledger
-from unified_cache.core.errors import ConfigError, InputError, SlotError
+from unified_cache.core.errors import ConfigError, SlotError
 from unified_cache.core.page import Prompt
 from unified_cache.core.pool import ModelLayout, Pages, Slots, Tier
-from unified_cache.core.slots import PageMap, PairedAllocator, SlotAllocator
+from unified_cache.core.slots import PairedAllocator, SlotAllocator
 from unified_cache.core.window import SPAN_ALL
 
 PAGE = 4
@@ -58,37 +58,21 @@ def prompt(pages: int, first: int = 0) -> Prompt:
     return Prompt.of(np.arange(first, first + pages * PAGE), PAGE)
 
 
-def test_a_map_of_8_pages_has_9_zeros_and_a_minus_one_r1() -> None:
+def test_a_map_is_changed_in_place_and_counts_its_changes_r1() -> None:
     # Full 8, page 1: [0] * 9 + [-1]. Full 32 tokens in pages of 4, length 37 per token, is the same map.
-    page_map = PageMap(8)
-    assert page_map.table.tolist() == [0] * 9 + [-1]
-    assert page_map.table.dtype == np.int32
-    assert page_map.peers(slots(-1)).tolist() == [-1]
-
-
-def test_the_map_is_changed_in_place_and_never_replaced_r1() -> None:
     pool = Pool(8, 8)
-    table = pool.map.table
+    table, versions = pool.map.table, [pool.map.version]
+    assert (table.tolist(), table.dtype, pool.peers(-1)) == ([0] * 9 + [-1], np.int32, [-1])
     pages = pool.allocate(4)
+    versions.append(pool.map.version)
     pool.trim(pages, 2)
+    versions.append(pool.map.version)
     assert table.tolist() == [0, 0, 0, 3, 4, 0, 0, 0, 0, -1]
     pool.map.clear()
+    versions.append(pool.map.version)
     assert table.tolist() == [0] * 9 + [-1]
     assert pool.map.table is table
-
-
-def test_every_change_of_the_map_is_counted_r1() -> None:
-    page_map = PageMap(4)
-    versions = [page_map.version]
-    page_map.bind(slots(1), slots(2))
-    versions.append(page_map.version)
-    page_map.unbind(slots(1))
-    versions.append(page_map.version)
-    page_map.clear()
-    versions.append(page_map.version)
     assert len(set(versions)) == 4
-    page_map.peers(slots(1))
-    assert page_map.version == versions[-1]
 
 
 def test_allocation_is_both_or_nothing_r3() -> None:
@@ -119,13 +103,6 @@ def test_a_tail_allocation_maps_the_last_pages_and_leaves_the_others_unmapped_r6
     assert [found.tolist() for found in pool.allocate(3, 1)] == [[1, 2, 3], [-1, -1, 1]]
     assert pool.peers(1, 2, 3) == [0, 0, 1]
     assert pool.free_counts() == (5, 3)
-
-
-def test_a_window_longer_than_the_pages_is_an_error_r6() -> None:
-    pool = Pool(8, 8)
-    with pytest.raises(InputError, match="of one length"):
-        pool.ledger.allocate_pages([np.ones(3, np.bool_), np.ones(4, np.bool_)])
-    assert pool.free_counts() == (8, 8)
 
 
 @pytest.mark.parametrize("tail_count", [0, 1, 2, 4])
