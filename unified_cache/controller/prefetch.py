@@ -188,34 +188,36 @@ class Prefetches:
             if answer is None:
                 break
             operation, missing, ends, probe_s = answer
-            known_pages = missing.known_end - first_end
-            stored_end = missing.known_end + last_end(ends)
-            plan = self._choose(missing, ends)
+            stored_end = missing.known_end + len(ends)
+            plan = self._plan_to_host(missing, ends)
+            if plan.end < stored_end:
+                plan = self._plan_to_device(missing, ends, plan)
             sizes = CallSizes.within(operation, probe_s, self._clock)
             fetch = FetchUnderWay(operation, prompt, storage, first_end, missing, plan, sizes, lost)
             operation.tally.asked = max(operation.tally.asked, stored_end - first_end)
             lacks_room = stored_end - plan.end
-            if any(self._fetched):
-                other = self._fetching(prompt, missing.reads([stored_end])) or self._fetching(prompt, plan.reads)
-                if other is not None:
-                    yield WaitFor(other)
-                    continue
-            operation.pages_count = max(known_pages, 0)
+            other = self._fetching(prompt, missing, stored_end, plan)
+            if other is not None:
+                yield WaitFor(other)
+                continue
+            operation.pages_count = max(missing.known_end - first_end, 0)
             if plan.end >= missing.known_end + worth_pages:
                 bring = self._bring_to_device if plan.tier is Tier.DEVICE else self._bring_to_host
                 had_room = yield from bring(fetch)
                 reads_left -= fetch.has_missed
-                reached_end = tree.peek(prompt).host_end
-                if reached_end >= plan.end or operation.is_stopping or (had_room and not fetch.has_missed):
+                found = tree.match(prompt)
+                if found.host_end >= plan.end or operation.is_stopping or (had_room and not fetch.has_missed):
                     break
-                lacks_room = 0 if had_room else stored_end - reached_end
+                lacks_room = 0 if had_room else stored_end - found.host_end
                 if had_room:
                     continue
             holder = next((each for each in self._under_way if each.state is OperationState.RUNNING), None)
             if holder is None or operation.is_stopping:
                 break
             yield WaitFor(holder)
-        gained = max(tree.match(prompt).host_end - first_end, 0)
+        if not found.is_as_found():
+            found = tree.match(prompt)
+        gained = max(found.host_end - first_end, 0)
         if operation is not None and operation.state is OperationState.RUNNING:
             _explain_rest(operation, gained, lacks_room, is_lost=any(map(np.any, lost)))
         return gained
@@ -236,8 +238,8 @@ class Prefetches:
     ) -> Generator[Job, Operation, tuple[Operation, MissingPages, Pages, float] | None]:
         """Ask storage for what memory lacks; return the ends after ``known_end`` at which all ranks could then resume.
 
-        The last value is the seconds that storage took to answer. None if no end adds ``worth_pages``, or the operation
-        is over.
+        They go up to the last one. The last value is the seconds that storage took to answer. None if no end adds
+        ``worth_pages``, or the operation is over.
         """
         prompt = found.prompt
         missing = self._missing(found, lost)
@@ -253,7 +255,8 @@ class Prefetches:
             missing = self._missing(self._ledger.tree.match(prompt), lost)
             stored = probe.among(list(map(numbers_of, missing.to_read)))
         ends = self._ranks.agree(missing.stored_ends(stored))
-        return (operation, missing, ends, probe.call_s) if last_end(ends) >= worth_pages else None
+        length = last_end(ends)
+        return (operation, missing, ends[:length], probe.call_s) if length >= worth_pages else None
 
     def _missing(self, found: Match, lost: Sequence[Pages]) -> MissingPages:
         """Return what memory lacks for any resume after a match, but for what storage was found to have ``lost``."""
@@ -270,11 +273,6 @@ class Prefetches:
         return MissingPages(found, spans, found.host_end, full_end, held, to_copy, to_read)
 
     # ---- choose ----------------------------------------------------------------------------------------------
-
-    def _choose(self, missing: MissingPages, ends: Pages) -> FetchPlan:
-        """Choose the last of ``ends`` that the host has room for, or the device where that brings more."""
-        plan = self._plan_to_host(missing, ends)
-        return self._plan_to_device(missing, ends, plan) if plan.end < missing.known_end + last_end(ends) else plan
 
     def _plan_to_host(self, missing: MissingPages, ends: Pages) -> FetchPlan:
         """Choose the last of ``ends`` that the host has room for, and earlier ones that are worth their windows.
@@ -354,14 +352,17 @@ class Prefetches:
 
     # ---- single flight ---------------------------------------------------------------------------------------
 
-    def _fetching(self, prompt: Prompt, wanted: Sequence[PageNumbers]) -> Operation | None:
-        """Return a running operation that fetches any of a prompt's pages, ``wanted[c]`` of component ``c``."""
+    def _fetching(self, prompt: Prompt, missing: MissingPages, stored_end: int, plan: FetchPlan) -> Operation | None:
+        """Return a running operation that fetches any page that a resume at ``stored_end`` or a plan needs."""
+        if not any(self._fetched):
+            return None
         keys = prompt.keys
-        for fetched, pages in zip(self._fetched, wanted, strict=True):
-            for page in pages.tolist() if fetched else ():
-                operation = fetched.get(keys[page])
-                if operation is not None and operation.state is OperationState.RUNNING:
-                    return operation
+        for wanted in (missing.reads([stored_end]), plan.reads):
+            for fetched, pages in zip(self._fetched, wanted, strict=True):
+                for page in pages.tolist():
+                    operation = fetched.get(keys[page])
+                    if operation is not None and operation.state is OperationState.RUNNING:
+                        return operation
         return None
 
     @contextmanager
@@ -534,14 +535,13 @@ class Prefetches:
         if fetch.operation.is_stopping:  # some may have been grafted when it was stopped
             ours = zip(arrived, parts, staging.slots, strict=True)
             arrived = [mask & np.isin(part.target, slots) for mask, part, slots in ours]
-        came = list(map(PageCopies.where, parts, arrived))
         full_end = tree.peek(prompt).full_end(staging.tier)
-        new = came[0].pages[came[0].pages >= full_end]
+        new = parts[0].pages[arrived[0] & (parts[0].pages >= full_end)]
         full_end += int(np.count_nonzero(new == full_end + np.arange(len(new))))
         kept: list[PageCopies] = []
         start, end = prompt.pages_count, 0
-        for part in came:
-            below = part.where(part.pages < full_end)
+        for part, mask in zip(parts, arrived, strict=True):
+            below = part.where(mask & (part.pages < full_end))
             kept.append(below)
             if len(below.pages):
                 start, end = min(start, int(below.pages[0])), max(end, int(below.pages[-1]) + 1)
