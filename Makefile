@@ -113,7 +113,7 @@ sim: $(READY)  ## simulate the whole cache with faults; make sim SEED=7 OPS=5000
 mutants: $(READY)  ## plant known mistakes, one at a time; the tests must catch every one
 	@$(BIN)/python -m scripts.mutants $(ARGS)
 
-soak-service: $(READY)  ## 64 clients, one tenant of them hostile, strangers and a slow flood, on a service whose store fails, for 5 minutes
+soak-service: $(READY)  ## 64 clients, those of one tenant a flood, on a service whose store fails, for 5 minutes
 	@$(BIN)/python -m tests.soak.service --seconds 300 --clients 64 $(ARGS)
 
 e2e-events: $(READY)  ## the decoders of the real vLLM and SGLang read our KV events, as far as they are installed

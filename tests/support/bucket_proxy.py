@@ -11,8 +11,6 @@ from http.client import HTTPConnection, HTTPException
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Lock, Thread
 
-BLOCK = bytes(1 << 20)
-
 
 class BucketFault(Enum):
     """Fault of one request or of its answer."""
@@ -25,11 +23,6 @@ class BucketFault(Enum):
     FLIPPED = "one bit of the answer's body is wrong"
     WRONG_ETAG = "the answer has the ETag of another object"
     SLOW = "the answer does not come; the client hangs up"
-    BOMB = "the answer says that it is a terabyte, and goes on until the client hangs up"
-
-
-BUCKET_FAULTS = tuple(each for each in BucketFault if each is not BucketFault.BOMB)
-"""Those that a bucket has without anybody's malice."""
 
 
 class BucketProxy:
@@ -44,10 +37,8 @@ class BucketProxy:
         """URL of the proxy."""
         self.rates: Mapping[BucketFault, float] = {}
         self.fired_count: Counter[BucketFault] = Counter()
-        self.bomb_bytes = 0
-        """Bytes of bombs that clients took, those in the buffers of sockets too."""
         self.held_count = 0
-        """Slow answers and bombs that a client has not hung up on."""
+        """Slow answers that a client has not hung up on."""
 
     @classmethod
     @contextmanager
@@ -109,9 +100,6 @@ class BucketProxy:
                 with self._held():
                     request.connection.recv(1)
                 request.close_connection = True
-            case BucketFault.BOMB:
-                with self._held():
-                    self._send_bomb(request)
             case fault:
                 self._pass_on(request, body, fault)
 
@@ -158,18 +146,6 @@ class BucketProxy:
             request.close_connection = True
         else:
             request.wfile.write(content)
-
-    def _send_bomb(self, request: BaseHTTPRequestHandler) -> None:
-        request.send_response_only(200)
-        request.send_header("Content-Length", str(1 << 40))
-        request.send_header("ETag", '"0"')
-        request.send_header("Last-Modified", "Sat, 28 Nov 2026 00:00:00 GMT")
-        request.close_connection = True
-        with suppress(OSError):
-            request.end_headers()
-            while request.command == "GET":
-                request.wfile.write(BLOCK)
-                self.bomb_bytes += len(BLOCK)
 
 
 def _send_error(request: BaseHTTPRequestHandler, status: int, code: str) -> None:

@@ -175,7 +175,7 @@ def endless(length: int, sent: list[int]) -> Answer:
         request.send_header("ETag", '"0"')
         request.send_header("Last-Modified", "Sat, 28 Nov 2026 00:00:00 GMT")
         request.end_headers()
-        while sum(sent) < ENDLESS_BYTES:
+        while request.command == "GET" and sum(sent) < ENDLESS_BYTES:
             request.wfile.write(b"%x\r\n%b\r\n" % (len(BLOCK), BLOCK))
             sent.append(len(BLOCK))
 
