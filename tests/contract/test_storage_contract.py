@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from tests.support.faulty_storage import FaultyStorage, ScriptedFaults
+from tests.support.store_calls import ScriptedFaults, ScriptedStorage
 from tests.support.wrappers import PATIENCE_S
 from unified_cache.core.config import GuardConfig
 from unified_cache.storage_backends.file.store import FileStorage
@@ -48,7 +48,7 @@ def guarded(backend: Store) -> Store:
 
 
 def faulty(backend: Store) -> Store:
-    return FaultyStorage(backend, ScriptedFaults({}), random.Random(1))
+    return ScriptedStorage(backend, ScriptedFaults({}), random.Random(1))
 
 
 def stacked(backend: Store) -> Store:

@@ -9,18 +9,18 @@ import itertools
 import os
 import signal
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import count
 from pathlib import Path
 from threading import Event, Thread
 
 import numpy as np
 import pytest
 
-from tests.support import held_store
+from tests.support import store_calls
 from tests.support.bucket import LocalBucket
 from tests.support.cache import ToyEngine, WholePromptCache, toy_layout
 from tests.support.cluster import ServeProcess, ask
@@ -295,10 +295,10 @@ def test_a_command_whose_store_hangs_ends_with_one_line(
     monkeypatch.setattr(tool_calls, "CALL_S", 0.3)
     monkeypatch.setattr(tool_calls, "SHRINK_S", 0.3)
     (tmp_path / "tokens").write_text(str(list(range(256))), encoding="utf-8")
-    monkeypatch.setattr(held_store, "_calls_count", Counter[str]())
+    monkeypatch.setattr(store_calls, "openings", count(1))
     directory = "target" if command[:2] == ("backup", "SOURCE") else "source"
     urls = {
-        "HELD": f"tests.support.held_store:held:{held}:{tmp_path / directory}",
+        "HELD": f"tests.support.store_calls:held:{held}:{tmp_path / directory}",
         "SOURCE": f"file:{tmp_path / 'source'}",
         "TARGET": f"file:{tmp_path / 'target'}",
         "TOKENS": str(tmp_path / "tokens"),

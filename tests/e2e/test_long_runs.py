@@ -12,8 +12,8 @@ import pytest
 
 from tests.sources import ROOT
 from tests.support.cluster import COMMAND
-from tests.support.held_store import HELD_VARIABLE
 from tests.support.offline import LAYOUTS, PAGE_SIZE, PAGES, fill
+from tests.support.store_calls import HELD_VARIABLE
 from tests.support.terminal import TerminalCommand
 from unified_cache.cli.progress import objects_watched
 from unified_cache.core.page import Prompt
@@ -22,7 +22,7 @@ from unified_cache.storage_backends.url import open_storage
 TRACE = ROOT / "traces" / "mooncake_conversation.jsonl.gz"
 PROMPTS = 8
 
-HELD = "tests.support.held_store:held"
+HELD = "tests.support.store_calls:held"
 LONG: Mapping[str, tuple[tuple[str, ...], str]] = {
     "storage stat": ((f"{HELD}:scan,2:DIR/kept",), "stat .*[1-9][0-9,]* "),
     "storage verify": ((f"{HELD}:get,2:DIR/kept",), "verify .*[1-9][0-9,]* "),

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from tests.support.faulty_storage import FaultyStorage, StorageFault
+from tests.support.store_calls import ScriptedStorage, StorageFault
 from unified_cache.core.seal import Label
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO, Store
 from unified_cache.storage_backends.url import open_storage
@@ -20,7 +20,7 @@ from unified_cache.storage_backends.wrappers.layer import StorageLayer
 HANG_S = 600.0
 """Longer than anybody waits."""
 
-OPENED: list[FaultyStorage] = []
+OPENED: list[ScriptedStorage] = []
 """Every faulty store that this process has opened, for those who count its calls and let those go that hang."""
 
 _Asked = TypeVar("_Asked", Label, PageIO)
@@ -133,12 +133,12 @@ def faulty_url(directory: Path, url: str = "") -> str:
     return f"{__name__}:faulty:{directory}"
 
 
-def faulty(rest: str, bytes_max: int | None) -> FaultyStorage:
+def faulty(rest: str, bytes_max: int | None) -> ScriptedStorage:
     """Open such a store."""
     directory = Path(rest)
     switch = FaultSwitch(directory)
     backend = open_storage((directory / "url").read_text(), bytes_max=bytes_max)
-    store = FaultyStorage(TroubledStorage(backend, switch), switch, random.Random(0), hang_s_max=HANG_S)
+    store = ScriptedStorage(TroubledStorage(backend, switch), switch, random.Random(0), hang_s_max=HANG_S)
     OPENED.append(store)
     return store
 

@@ -12,10 +12,10 @@ import torch
 from tests.support.budget import examples
 from tests.support.cache import ToyEngine, oracle, toy_layout
 from tests.support.components import COMPONENT_SETS
-from tests.support.faulty_storage import FaultyStorage, SeededFaults, StorageFault
 from tests.support.gpu import GPU, devices, needs_gpu
 from tests.support.operations import PAGE, SPANS
 from tests.support.seeded_workers import SeededWorkers
+from tests.support.store_calls import ScriptedStorage, SeededFaults, StorageFault
 from unified_cache.cache.stats import Stats
 from unified_cache.controller import OperationState, ThreadWorkers, Workers
 from unified_cache.core.page import Prompt
@@ -143,7 +143,7 @@ def test_no_byte_differs_whatever_a_model_keeps_and_a_store_answers(component_se
         rng = random.Random(seed)
         storage: Store = MemoryStorage(rng.choice([None, STORED_BYTES]))
         if lies:
-            storage = FaultyStorage(storage, SeededFaults(LIES, rng), rng)
+            storage = ScriptedStorage(storage, SeededFaults(LIES, rng), rng)
         layout = layouts[seed % len(layouts)]
         stats = run_history(seed, torch.device("cpu"), layout, storage, SeededWorkers(rng))
         happened.update({leg.value: moved.pages for leg, moved in stats.traffic.items()})

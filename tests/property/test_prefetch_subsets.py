@@ -39,7 +39,7 @@ class Trial:
         """Run it; before the get of that number it is concluded, or fails."""
         layout, store, workers = self.layout, ScriptedStorage(), Stepped()
         store_turns(layout, store, self.turns)
-        objects = sorted(store._pages)
+        objects = sorted(store.pages)
         store.vanishing = {objects[number % len(objects)] for number in self.vanishing}
         rooms = (self.room[0], *(self.room[1] for _ in layout.components[1:]))
         toy = engine(store, layout=layout, device=ROOM, host=rooms, workers=workers)
@@ -57,9 +57,9 @@ class Trial:
             store.before[Method.GET] = at(ends_before, act)
         reads_count = 0
         while workers.waiting:
-            store.calls.clear()
+            noted_count = len(store.noted)
             workers.run()
-            reads_count += Method.GET in store.calls
+            reads_count += Method.GET in store.calls[noted_count:]
             cache.poll()
             cache.check()
         model = HostModel.of(layout, prompt, store.came, in_memory)

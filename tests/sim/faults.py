@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from tests.support.faulty_storage import SeededFaults, StorageFault
-from tests.support.store_calls import WatchedStorage
+from tests.support.store_calls import ScriptedStorage, SeededFaults, StorageFault
 from unified_cache.core.errors import StorageError
 from unified_cache.storage_backends.common.lru import page_bytes
 from unified_cache.storage_backends.memory import MemoryStorage
@@ -105,7 +104,7 @@ class DecliningStorage(MemoryStorage):
 class ArrivingStorage(StorageLayer):
     """A store that nobody can ask for anything until it is there."""
 
-    def __init__(self, store: WatchedStorage) -> None:
+    def __init__(self, store: ScriptedStorage) -> None:
         super().__init__(store)
         self.store = store
         self.is_away = True

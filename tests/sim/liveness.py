@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from tests.support.store_calls import WatchedStorage
+from tests.support.store_calls import ScriptedStorage
 from unified_cache.cache.cache import UnifiedCache
 from unified_cache.controller import NotStarted, Operation, PageTally
 from unified_cache.controller.backup import BackupRequest
@@ -22,7 +22,7 @@ class Liveness:
         self._started = cache._scheduler.started
         self._on_host_alone: list[PageTally] = []
         """Backups that went no further than the host, since there was no store."""
-        self.stores: list[WatchedStorage] = []
+        self.stores: list[ScriptedStorage] = []
         # To see each backup of the policy:
         cache._scheduler._request_of = self._ask  # type: ignore[method-assign]
         cache._scheduler.started = self._note  # type: ignore[method-assign]

@@ -22,10 +22,9 @@ from tests.sim.settings import config_of
 from tests.sim.workers import LaggingWorkers, ScheduledJob
 from tests.support.cache_model import Flow, flow_of, prompt_of
 from tests.support.clock import ManualClock
-from tests.support.faulty_storage import FaultyStorage
 from tests.support.operations import head_of
 from tests.support.ranks import Declining
-from tests.support.store_calls import WatchedStorage
+from tests.support.store_calls import ScriptedStorage
 from tests.support.tables import check_tables
 from tests.support.waiting import wait_until
 from unified_cache.cache.cache import UnifiedCache
@@ -95,7 +94,7 @@ class Simulation:
         self.owners = identity.owners(layout)
         self.workers = LaggingWorkers(own, self.clock, self.memory, self.faults)
         self.stored = DecliningStorage(self.cell.stored_bytes, self.faults, own)
-        self.store = FaultyStorage(self.stored, self.faults, own, delay_s=DELAY_S, sleep=self.clock.sleep)
+        self.store = ScriptedStorage(self.stored, self.faults, own, delay_s=DELAY_S, sleep=self.clock.sleep)
         self.config = config = config_of(self.cell, seed)
         self.cache = UnifiedCache(layout, config, self.memory, self.workers, identity, ranks, self.clock)
         self.liveness = Liveness(self.cache, self.owners)
@@ -273,7 +272,7 @@ class Simulation:
 
     def attach(self) -> object:
         """Take the store over, with all that is in it."""
-        self.workers.store = WatchedStorage(self.store)
+        self.workers.store = ScriptedStorage(self.store, leaves_open=True)
         self.liveness.stores.append(self.workers.store)
         was_faulty, self.faults.on = self.faults.on, False
         self.cache.attach(self.workers.store)
@@ -282,7 +281,7 @@ class Simulation:
 
     def await_store(self) -> object:
         """Give the cache a store that is away."""
-        self.away = ArrivingStorage(WatchedStorage(self.store))
+        self.away = ArrivingStorage(ScriptedStorage(self.store, leaves_open=True))
         self.cache.await_store(self.away, self.clock)
         return self.clock.now_s
 

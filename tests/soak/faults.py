@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tests.support.faulty_storage import FaultyStorage, SeededFaults, StorageFault
+from tests.support.store_calls import ScriptedStorage, SeededFaults, StorageFault
 from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.protocol import Store
 from unified_cache.storage_backends.wrappers.layer import Method
@@ -67,4 +67,4 @@ def open_url(rest: str, bytes_max: int | None) -> Store:
     rng = random.Random(1)
     plan = FaultsInBadTimes(BadTimes(period_s, bad_s), SeededFaults(RATES, rng))
     store = FileStorage.open(directory, bytes_max=bytes_max)
-    return FaultyStorage(store, plan, rng, delay_s=DELAY_S, hang_s_max=HANG_S)
+    return ScriptedStorage(store, plan, rng, delay_s=DELAY_S, hang_s_max=HANG_S)

@@ -11,13 +11,13 @@ from unified_cache.cache.cache import UnifiedCache
 from unified_cache.core.page import Prompt
 from unified_cache.core.pool import Identity, ModelLayout, Tier
 from unified_cache.core.seal import Label
-from unified_cache.storage_backends.memory import MemoryStorage
+from unified_cache.storage_backends.protocol import Store
 
 ROOM = 60
 """Pages that each component can hold on each tier."""
 
 
-def store_turns(layout: ModelLayout, store: MemoryStorage, turns: Iterable[int], identity: Identity = IDENTITY) -> None:
+def store_turns(layout: ModelLayout, store: Store, turns: Iterable[int], identity: Identity = IDENTITY) -> None:
     """Have another cache serve and store the conversation as it was after each turn, in pages."""
     toy = engine(store, layout=layout, device=ROOM, identity=identity)
     for end in turns:

@@ -18,7 +18,6 @@ from unified_cache.core.page import Prompt
 from unified_cache.core.pool import Identity, ModelLayout
 from unified_cache.core.shards import Extent, Shard
 from unified_cache.core.window import SPAN_ALL
-from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Store
 
 Value = TypeVar("Value")
@@ -120,7 +119,7 @@ def engine(  # noqa: PLR0913  # each is one part of a cache, all but the store b
     )
 
 
-def filled(store: MemoryStorage, pages: int = 6) -> None:
+def filled(store: Store, pages: int = 6) -> None:
     """Have another cache store a prompt."""
     toy = engine(store)
     over(toy.cache, toy.cache.backup(serve(toy, pages)))

@@ -5,9 +5,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from tests.support.clock import ManualClock
-from tests.support.faulty_storage import FaultyStorage, ScriptedFaults, StorageFault
+from tests.support.store_calls import ScriptedFaults, ScriptedStorage, StorageFault
 from unified_cache.core.config import GuardConfig
-from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Capability, PageIO, Store
 from unified_cache.storage_backends.wrappers import StorageGuard
 from unified_cache.testing.storage_contract import blank_page, label, sealed_page
@@ -16,9 +15,9 @@ PATIENCE_S = 60.0
 """Longest wait for what must happen; reached only by a bug."""
 
 
-def scripted(script: Mapping[int, StorageFault], backend: Store | None = None, seed: int = 0) -> FaultyStorage:
+def scripted(script: Mapping[int, StorageFault], backend: Store | None = None, seed: int = 0) -> ScriptedStorage:
     """Put these faults, by call number, before a backend, or an empty one in memory."""
-    return FaultyStorage(backend or MemoryStorage(), ScriptedFaults(script), random.Random(seed))
+    return ScriptedStorage(backend, ScriptedFaults(script), random.Random(seed))
 
 
 def sealed(numbers: Sequence[int]) -> list[PageIO]:

@@ -9,7 +9,7 @@ from tests.engines.sglang.bench import STACKS_BY_TURNS, Bench, Outcome, whole
 from tests.engines.sglang.check_surviving import DEADLINE_S, READ_FAULTS, WRITE_FAULTS, directory_of, doomed, faulty
 from tests.engines.sglang.outcome import EngineJob
 from tests.engines.stores import FaultSwitch
-from tests.support.faulty_storage import StorageFault
+from tests.support.store_calls import StorageFault
 from unified_cache.integrations.engine_store.hit_watch import REQUESTS_MIN
 from unified_cache.storage_backends.wrappers.layer import Method
 

@@ -12,8 +12,8 @@ import pytest
 from tests.engines.sglang.bench import STACKS, Bench, Outcome
 from tests.engines.sglang.outcome import EngineJob
 from tests.engines.stores import FaultSwitch, faulty_url, without_room
-from tests.support.faulty_storage import StorageFault
 from tests.support.ports import free_ports
+from tests.support.store_calls import StorageFault
 from unified_cache.storage_backends.wrappers.layer import Method
 
 DEADLINE_S = 0.5

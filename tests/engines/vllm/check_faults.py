@@ -22,7 +22,7 @@ from tests.engines.vllm.faults import (
     engine_with,
     store_and_forget,
 )
-from tests.support.faulty_storage import StorageFault
+from tests.support.store_calls import StorageFault
 
 
 @pytest.fixture(scope="module")

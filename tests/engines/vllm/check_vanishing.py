@@ -20,7 +20,7 @@ from tests.engines.vllm.faults import (
     store_and_forget,
 )
 from tests.support.cluster import ServeProcess
-from tests.support.faulty_storage import StorageFault
+from tests.support.store_calls import StorageFault
 from unified_cache.storage_backends.wrappers import Method
 
 Strike = Callable[[Method], None]

@@ -78,7 +78,7 @@ def test_write_through_offers_a_page_to_storage_once_though_two_backups_have_it_
     toy.cache.wait_all(1)
     assert len(store.offered) == len(set(store.offered))
     assert len({label.key for label in store.offered}) == 8
-    store.offered.clear()
+    store.take()
     over(toy.cache, toy.cache.backup(toy.cache.prompt(tokens(8))))
     assert store.offered, "a call by the engine offers all of it, which keeps it recent there"
 
@@ -102,7 +102,7 @@ def test_write_through_offers_nothing_that_came_from_storage() -> None:
     store = ScriptedStorage()
     filled(store, 4)
     toy = engine(store, host=16, write=WritePolicy.THROUGH)
-    store.offered.clear()
+    store.take()
     over(toy.cache, toy.cache.prefetch(toy.cache.prompt(tokens(4))))
     over(toy.cache, toy.cache.load(toy.cache.prompt(tokens(4))))
     serve(toy, 6)
@@ -137,7 +137,7 @@ def test_write_through_offers_again_what_storage_has_no_more(how: str) -> None:
         toy.cache.detach()
         store = ScriptedStorage()
         toy.cache.attach(store)
-    store.offered.clear()
+    store.take()
     prompt = serve(toy, 6)
     toy.cache.wait_all(1)
     assert {label.key for label in store.offered} == set(prompt.keys)

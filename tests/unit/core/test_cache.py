@@ -111,7 +111,7 @@ def test_a_store_that_answers_what_no_store_may_fails_the_operation_and_is_named
     assert prefetch
     assert prefetch.state is OperationState.FAILED
     assert isinstance(prefetch.error, StorageError)
-    assert re.search(r"ScriptedStorage\.exists must return a list of \d+ answers.* found \[True", str(prefetch.error))
+    assert re.search(r"MemoryStorage\.exists must return a list of \d+ answers.* found \[True", str(prefetch.error))
     assert not prefetch.error.retryable
     toy.cache.check()
     assert toy.cache.close() == []

@@ -29,7 +29,7 @@ from unified_cache.controller.copies.gpu import Copied, PinnedBytes, StagedCopie
 from unified_cache.controller.memory import DevicePool, TieredMemory
 from unified_cache.core.errors import ConfigError, CopyError, StorageError
 from unified_cache.core.pool import PoolSpec, Slots, Tier
-from unified_cache.storage_backends.memory import MemoryStorage
+from unified_cache.storage_backends.protocol import Store
 from unified_cache.storage_backends.wrappers.layer import Method
 
 WAIT_S = 60.0
@@ -436,7 +436,7 @@ def opened(pages: int, page_bytes: int = 16 * KIB) -> tuple[PoolSpec, TieredMemo
     return spec, TieredMemory.allocate([DevicePool(spec, [layer])], {"kv": pages})
 
 
-def engine(storage: MemoryStorage | None = None) -> ToyEngine:
+def engine(storage: Store | None = None) -> ToyEngine:
     return ToyEngine(toy_layout(SPANS, PAGE), (12, 8), (12, 8), storage, None, device=GPU)
 
 

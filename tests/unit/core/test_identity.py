@@ -80,7 +80,7 @@ def test_a_group_clears_all_that_its_ranks_have_stored_and_each_object_once(cell
     in_threads(cell.ranks_count, lambda ranks: cell.back_up(ranks, store))
     removed = in_threads(cell.ranks_count, lambda ranks: cell.clear(ranks, store))
     assert sum(removed) == cell.objects().total()
-    assert not store._pages
+    assert not store.pages
 
 
 def test_two_ranks_of_a_group_that_name_one_shard_are_refused_on_all() -> None:

@@ -80,7 +80,7 @@ def test_prompts_that_come_faster_than_the_host_has_room_all_reach_storage(
     toy = engine(store, layout=layout(), write=WritePolicy.THROUGH, device=800, host=80)
     prompts = [toy.run(prompt_of(toy, number)) for number in range(30)]
     toy.cache.wait_all(10)
-    assert [labels_of(toy, prompt) <= store.taken for prompt in prompts] == [True] * 30
+    assert [labels_of(toy, prompt) <= store.known for prompt in prompts] == [True] * 30
     check_sums(toy)
     assert not toy.cache.stats().backups.waiting_pages
     toy.cache.check()
@@ -97,7 +97,7 @@ def test_a_prompt_that_the_host_is_too_small_for_reaches_storage(
     for _ in range(2):
         toy.run(prompt)
         toy.cache.wait_all(10)
-    assert labels_of(toy, prompt) <= store.taken
+    assert labels_of(toy, prompt) <= store.known
     check_sums(toy)
     toy.cache.check()
 
@@ -112,7 +112,7 @@ def test_a_backup_by_call_that_the_host_is_too_small_for_reaches_storage_and_say
     operation = over(toy.cache, toy.cache.backup(prompt))
     assert operation.state is OperationState.DONE
     assert operation.tally.arrived == operation.tally.asked >= PROMPT_PAGES
-    assert labels_of(toy, prompt) <= store.taken
+    assert labels_of(toy, prompt) <= store.known
 
 
 def test_without_storage_a_backup_says_how_many_pages_the_host_is_too_small_for() -> None:
@@ -134,14 +134,14 @@ def test_storage_that_was_away_gets_what_it_missed_once_it_answers_again(
     prompts = [toy.run(prompt_of(toy, number)) for number in range(5)]
     toy.cache.wait_all(10)
     check_sums(toy)
-    assert (len(store.taken), toy.cache.stats().backups.waiting_prompts) == (0, 5)
+    assert (len(store.known), toy.cache.stats().backups.waiting_prompts) == (0, 5)
     offered_count = len(store.offered)
     toy.cache.wait_all(10)
     assert len(store.offered) == offered_count, "not before something shows that it works again"
     store.answers, store.failing = {}, set()
     prompts.append(toy.run(prompt_of(toy, 6)))
     toy.cache.wait_all(10)
-    assert [labels_of(toy, prompt) <= store.taken for prompt in prompts] == [True] * 6
+    assert [labels_of(toy, prompt) <= store.known for prompt in prompts] == [True] * 6
     check_sums(toy)
 
 
@@ -157,11 +157,11 @@ def test_a_failed_store_is_tried_again_after_a_pause_though_nothing_else_is_stor
     store.failing = set()
     toy.cache.poll()
     toy.cache.wait_all(10)
-    assert not store.taken, "a store that has just failed is paused for a while"
+    assert not store.known, "a store that has just failed is paused for a while"
     clock.sleep(RETRY_PAUSE_S)
     toy.cache.poll()
     toy.cache.wait_all(10)
-    assert [labels_of(toy, prompt) <= store.taken for prompt in prompts] == [True] * 3
+    assert [labels_of(toy, prompt) <= store.known for prompt in prompts] == [True] * 3
     check_sums(toy)
 
 
@@ -175,7 +175,7 @@ def test_a_prompt_that_the_store_failed_is_offered_again_when_it_is_used(layout:
     store.answers.clear()
     toy.cache.release(toy.cache.lock(toy.cache.match(prompts[1])))
     toy.cache.wait_all(10)
-    assert labels_of(toy, prompts[1]) <= store.taken
+    assert labels_of(toy, prompts[1]) <= store.known
     check_sums(toy)
 
 
@@ -203,7 +203,7 @@ def test_a_prompt_that_was_put_in_pieces_is_not_put_again_with_its_continuation(
     longer = toy.cache.prompt(np.arange(28 * PAGE, dtype=np.int32))
     toy.run(longer)
     toy.cache.wait_all(10)
-    assert labels_of(toy, longer) <= store.taken
+    assert labels_of(toy, longer) <= store.known
     assert len(store.offered) == offered_count + 4
     assert toy.cache.stats().backups.already_pages == PROMPT_PAGES
 
@@ -309,7 +309,7 @@ def test_pages_that_another_backup_is_storing_are_stored_by_the_next_one_where_t
         workers.run(len(workers.waiting))
         toy.cache.poll()
     assert by_call.state is OperationState.FAILED
-    assert labels_of(toy, prompt) <= store.taken
+    assert labels_of(toy, prompt) <= store.known
     check_sums(toy)
 
 
@@ -322,7 +322,7 @@ def test_a_backup_that_is_stopped_between_its_copy_and_its_put_puts_nothing() ->
         workers.run(len(workers.waiting))
         toy.cache.poll()
     assert stopped.state is OperationState.PARTIAL
-    assert not store.taken
+    assert not store.known
     check_sums(toy)
 
 

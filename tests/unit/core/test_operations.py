@@ -27,6 +27,7 @@ from unified_cache.controller.ranks.group import LocalRanks
 from unified_cache.core.config import CacheConfig, GuardConfig
 from unified_cache.core.errors import (
     CancelledError,
+    ClosedError,
     InternalError,
     StateError,
     StorageError,
@@ -75,7 +76,11 @@ def stuck_in(*methods: Method) -> tuple[ScriptedStorage, Event]:
 
 
 def is_closed(store: ScriptedStorage) -> bool:
-    return store._closed
+    try:
+        store.backend.capability()
+    except ClosedError:
+        return True
+    return False
 
 
 # ---- what nobody raises on purpose -------------------------------------------------------------------------------
@@ -207,7 +212,7 @@ def test_a_transfer_cancelled_during_a_call_of_the_store_makes_no_other(
     prompt = toy.cache.prompt(tokens(6)) if leg is TransferKind.PREFETCH else serve(toy, 6)
     operation = started(toy.cache.prefetch(prompt) if leg is TransferKind.PREFETCH else toy.cache.backup(prompt))
     method = Method.GET if leg is TransferKind.PREFETCH else Method.PUT
-    store.calls.clear()
+    store.take()
     store.before[method] = at(1, lambda: toy.cache.cancel(operation))
     while workers.waiting:
         workers.run()

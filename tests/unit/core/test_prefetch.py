@@ -48,7 +48,7 @@ from unified_cache.core.page import Prompt
 from unified_cache.core.pool import Component, ModelLayout, PoolSpec, Tier
 from unified_cache.core.seal import Label
 from unified_cache.storage_backends.memory import MemoryStorage
-from unified_cache.storage_backends.protocol import Answer
+from unified_cache.storage_backends.protocol import Answer, Store
 from unified_cache.storage_backends.wrappers.layer import Method
 from unified_cache.tree import RadixTree
 
@@ -59,7 +59,7 @@ TURNS = (4, 8, 12, 16)
 def stored(layout: ModelLayout, turns: tuple[int, ...] = TURNS) -> ScriptedStorage:
     store = ScriptedStorage()
     store_turns(layout, store, turns)
-    store.calls.clear()
+    store.take()
     return store
 
 
@@ -96,8 +96,8 @@ def test_pages_travel_in_the_order_of_the_prompt_all_pools_of_one_together_kv_fi
 def test_a_flawed_page_is_a_page_that_did_not_come_and_is_taken_out_of_storage(layout: ModelLayout) -> None:
     store, cache = opened(layout, (6, 8))
     (label, *_) = labels_of(cache, 7, len(layout.components) - 1)
-    store._pages[label] = store._pages[label][:-1] + bytes([store._pages[label][-1] ^ 1])
-    came = set(store._pages) - {label}
+    store.pages[label] = store.pages[label][:-1] + bytes([store.pages[label][-1] ^ 1])
+    came = set(store.pages) - {label}
     model = HostModel.of(layout, prompt_of_pages(cache, 8), came, [set() for _ in layout.components])
     assert prefetched(cache, 8).pages_count == model.end >= 6
     assert cache.stats().flawed_pages == 1
@@ -127,7 +127,7 @@ def test_storage_that_lacks_only_what_the_device_holds_adds_all_the_rest(layout:
 def test_a_hit_below_the_threshold_is_not_read(layout: ModelLayout) -> None:
     store = stored(layout, (4,))
     for threshold, gained in ((5, 0), (4, 4)):
-        store.calls.clear()
+        store.take()
         prefetching = Prefetching(threshold_tokens=threshold * layout.page_size)
         cache = engine(store, layout=layout, device=ROOM, prefetching=prefetching).cache
         operation = prefetched(cache, 8)
@@ -230,7 +230,7 @@ def test_a_prefetch_without_any_room_gains_nothing_and_is_no_failure(layout: Mod
     store, cache = opened(layout)
     ledger = cache._ledger
     taken = present(ledger.allocate(Tier.HOST, 0, ledger.capacity(Tier.HOST, 0)))
-    store.calls.clear()
+    store.take()
     operation = prefetched(cache, 16)
     assert (operation.state, operation.pages_count, store.asked) == (OperationState.PARTIAL, 0, [])
     ledger.free(Tier.HOST, 0, taken)
@@ -308,7 +308,7 @@ WAIT_S = 10.0
 
 
 def forgetful(
-    store: MemoryStorage,
+    store: Store,
     workers: Workers | None = None,
     *,
     layout: ModelLayout = FULL_LAYOUT,
@@ -368,7 +368,7 @@ def test_four_prefetches_of_one_cold_prompt_read_it_once_and_all_are_served(layo
     assert [(operation.state, operation.pages_count) for operation in operations] == [(OperationState.DONE, 10)] * 4
     assert out == 10, "one set of host slots"
     read_count = len(store.came)
-    store.came.clear()
+    store.take()
     alone = forgetful(store, layout=layout).cache
     alone.prefetch(prompt)
     alone.wait_all(WAIT_S)

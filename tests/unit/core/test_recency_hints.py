@@ -119,7 +119,7 @@ def test_storage_that_is_larger_than_the_host_has_all_full_pages_of_what_was_ask
 
 def test_a_store_that_never_evicts_and_one_that_is_backed_up_to_on_call_get_no_hints() -> None:
     for write, bytes_max in ((WritePolicy.THROUGH, None), (WritePolicy.ON_CALL, 10 * bytes_of(4))):
-        store = ScriptedStorage(bytes_max)
+        store = ScriptedStorage(MemoryStorage(bytes_max))
         toy = engine(store, host=16, write=write, dirty_share=0.25)
         for number in range(10):
             ask(toy, toy.cache.prompt(tokens(4)))
@@ -131,7 +131,7 @@ def test_a_store_that_never_evicts_and_one_that_is_backed_up_to_on_call_get_no_h
 
 
 def test_a_page_in_use_is_reported_once_for_a_32nd_of_the_bytes_that_the_host_holds() -> None:
-    store = ScriptedStorage(100 * bytes_of(4))
+    store = ScriptedStorage(MemoryStorage(100 * bytes_of(4)))
     toy = engine(store, host=128, write=WritePolicy.THROUGH)
     document = toy.cache.prompt(tokens(4))
     ask(toy, document)
@@ -145,24 +145,22 @@ def test_a_page_in_use_is_reported_once_for_a_32nd_of_the_bytes_that_the_host_ho
 
 
 def test_the_store_learns_of_uses_before_it_is_given_pages_and_of_a_prompt_the_first_page_most() -> None:
-    store = ScriptedStorage(100 * bytes_of(4))
+    store = ScriptedStorage(MemoryStorage(100 * bytes_of(4)))
     toy = engine(store, host=8, write=WritePolicy.THROUGH)
     document = toy.cache.prompt(tokens(4))
     ask(toy, document)
     ask(toy, toy.cache.prompt(tokens(2, 1_000)))
     ask(toy, document)
-    store.calls.clear()
-    store.touched.clear()
+    store.take()
     ask(toy, toy.cache.prompt(tokens(1, 5_000)))
     assert [call for call in store.calls if call in (Method.TOUCH, Method.PUT)] == [Method.TOUCH, Method.PUT]
     assert [document.keys.index(label.key) for label in store.touched] == [0, 1, 2, 2, 2, 3, 3, 3]
 
 
 def test_a_prefix_in_memory_is_in_use_though_its_tail_has_just_come_from_storage() -> None:
-    store = ScriptedStorage(100 * bytes_of(4))
+    store = ScriptedStorage(MemoryStorage(100 * bytes_of(4)))
     filled(store, 8)
-    store.calls.clear()
-    store.touched.clear()
+    store.take()
     toy = engine(store, host=32, write=WritePolicy.THROUGH)
     cache, whole = toy.cache, toy.cache.prompt(tokens(8))
     for pages in (4, 8):
@@ -176,7 +174,7 @@ def test_a_prefix_in_memory_is_in_use_though_its_tail_has_just_come_from_storage
 
 def waiting_hints(prompts_count: int) -> tuple[ScriptedStorage, ToyEngine, list[Prompt]]:
     """Have uses of so many prompts of a page each wait for the next put."""
-    store = ScriptedStorage(1_000 * bytes_of(4))
+    store = ScriptedStorage(MemoryStorage(1_000 * bytes_of(4)))
     toy = engine(store, host=256, write=WritePolicy.THROUGH)
     prompts = [toy.cache.prompt(tokens(1, 1_000 * number)) for number in range(prompts_count)]
     for prompt in prompts:
@@ -190,8 +188,7 @@ def waiting_hints(prompts_count: int) -> tuple[ScriptedStorage, ToyEngine, list[
 
 def test_uses_that_wait_for_a_put_are_bounded_and_those_dropped_are_counted() -> None:
     store, toy, prompts = waiting_hints(HINTS_MAX + 6)
-    store.calls.clear()
-    store.touched.clear()
+    store.take()
     ask(toy, toy.cache.prompt(tokens(1, 900_000)))
     assert {label.key for label in store.touched} == {prompt.keys[0] for prompt in prompts[6:]}
     pages = sum(min(component.span, 1) for component in toy.layout.components)
@@ -199,7 +196,7 @@ def test_uses_that_wait_for_a_put_are_bounded_and_those_dropped_are_counted() ->
 
 
 def test_a_store_that_fails_to_take_a_hint_is_given_pages_all_the_same() -> None:
-    store = ScriptedStorage(1_000 * bytes_of(4))
+    store = ScriptedStorage(MemoryStorage(1_000 * bytes_of(4)))
     toy = engine(store, host=8, write=WritePolicy.THROUGH)
     ask(toy, toy.cache.prompt(tokens(4)))
     store.failing = {Method.TOUCH}
@@ -213,7 +210,7 @@ def test_a_store_that_fails_to_take_a_hint_is_given_pages_all_the_same() -> None
 def test_a_store_that_fails_to_take_a_hint_is_given_no_other_before_the_put_and_all_count_as_dropped() -> None:
     store, toy, _ = waiting_hints(6)
     store.failing = {Method.TOUCH}
-    store.calls.clear()
+    store.take()
     ask(toy, toy.cache.prompt(tokens(1, 900_000)))
     assert store.calls.count(Method.TOUCH) == 1
     pages = sum(min(component.span, 1) for component in toy.layout.components)
@@ -222,7 +219,7 @@ def test_a_store_that_fails_to_take_a_hint_is_given_no_other_before_the_put_and_
 
 def test_ranks_whose_stores_differ_in_whether_they_evict_stay_equal() -> None:
     def live(ranks: ThreadRanks) -> str:
-        store = ScriptedStorage(None if ranks.rank else 6 * bytes_of(4))
+        store = ScriptedStorage(MemoryStorage(None if ranks.rank else 6 * bytes_of(4)))
         toy = engine(store, host=16, ranks=ranks, write=WritePolicy.THROUGH)
         cache = toy.cache
         for number in range(12):

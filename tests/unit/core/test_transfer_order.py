@@ -7,7 +7,7 @@ import pytest
 from tests.support.cache import ToyEngine
 from tests.support.components import every_layout
 from tests.support.operations import over, present
-from tests.support.store_calls import StoreCall, WatchedStorage
+from tests.support.store_calls import ScriptedStorage, StoreCall
 from tests.support.tables import check_tables
 from unified_cache.controller import InlineWorkers
 from unified_cache.controller.memory import TieredMemory
@@ -31,7 +31,7 @@ class WatchedCache:
     """A cache over a watched store, and a prompt of six pages that it has computed."""
 
     def __init__(self, layout: ModelLayout) -> None:
-        self.store = WatchedStorage(MemoryStorage())
+        self.store = ScriptedStorage()
         self.layout = layout
         sizes = tuple(SLOTS for _ in layout.components)
         self.toy = ToyEngine(layout, sizes, sizes, self.store, InlineWorkers())

@@ -37,10 +37,10 @@ def cache_over(store: PacedPuts, *, storage_threads: int) -> Iterator[ToyEngine]
     store.returns.release(100)
     filled(store, 4)
     store.put_bytes.clear()
-    store.offered.clear()
+    store.take()
     store.returns = Semaphore(0)
     toy = engine(store, host=16, workers=ThreadWorkers.start(storage=storage_threads))
-    store.calls.clear()
+    store.take()
     for number in (1, 2):
         serve(toy, 4, first=1000 * number)
     try:

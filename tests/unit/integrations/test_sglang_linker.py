@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.support.clock import ManualClock
-from tests.support.faulty_storage import FaultyStorage, StorageFault
+from tests.support.store_calls import ScriptedStorage, StorageFault
 from tests.support.waiting import wait_until
 from unified_cache.core.config import GuardConfig
 from unified_cache.core.errors import ConfigError
@@ -186,8 +186,8 @@ class FaultOfMethod:
         return self.fault if method is self.method else None
 
 
-def faulty_store(method: Method, fault: StorageFault) -> FaultyStorage:
-    return FaultyStorage(MemoryStorage(), FaultOfMethod(method, fault), random.Random(1))
+def faulty_store(method: Method, fault: StorageFault) -> ScriptedStorage:
+    return ScriptedStorage(MemoryStorage(), FaultOfMethod(method, fault), random.Random(1))
 
 
 class Linked:
@@ -301,7 +301,7 @@ def test_a_request_is_answered_by_the_first_fetch_of_each_of_its_prompts(linked:
 @pytest.mark.parametrize(("pauses", "asks"), [(0, 1), (1, 2), (ASKS_MAX + 2, ASKS_MAX)])
 def test_a_request_that_waits_asks_a_store_that_fails_again_after_a_pause_some_times(pauses: int, asks: int) -> None:
     plan = FaultOfMethod(Method.EXISTS, StorageFault.FAIL)
-    faulty = FaultyStorage(MemoryStorage(), plan, random.Random(1))
+    faulty = ScriptedStorage(MemoryStorage(), plan, random.Random(1))
     config = EngineStoreConfig(guard=GuardConfig(breaker_failures_max=1_000))
     with EngineStore.opened_by(lambda: faulty, config) as store:
         linked, keys = Linked(store), chain(4)

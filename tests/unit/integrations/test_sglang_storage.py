@@ -321,7 +321,7 @@ def test_the_interface_before_zero_copy_stores_nothing(start: Start) -> None:
 
 def open_broken(rest: str, bytes_max: int | None) -> Store:
     """Open a store with a bug: it raises what no store should."""
-    store = ScriptedStorage(bytes_max)
+    store = ScriptedStorage()
     store.before = dict.fromkeys((Method.EXISTS, Method.GET), raising(RuntimeError("a bug of the store")))
     return store
 

@@ -7,7 +7,7 @@ from threading import Event, Thread
 import pytest
 
 from tests.support.engine_rows import EngineRows, opened_store, payload_of
-from tests.support.faulty_storage import FaultyStorage, SeededFaults, StorageFault
+from tests.support.store_calls import ScriptedStorage, SeededFaults, StorageFault
 from tests.support.wrappers import PATIENCE_S
 from unified_cache.core.config import GuardConfig
 from unified_cache.integrations.engine_store import EngineStore, EngineStoreConfig
@@ -55,7 +55,7 @@ def calls_of_one(store: EngineStore, seed: int) -> list[tuple[EngineRows, list[b
 @pytest.mark.parametrize("seed", range(3))
 def test_no_page_is_wrong_and_no_row_is_written_late(seed: int) -> None:
     rng = random.Random(seed)
-    backend = FaultyStorage(MemoryStorage(), SeededFaults(RATES, rng), rng)
+    backend = ScriptedStorage(MemoryStorage(), SeededFaults(RATES, rng), rng)
     guard = GuardConfig(
         deadline_s=0.02,
         calls_max=6,

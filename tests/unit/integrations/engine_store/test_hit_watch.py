@@ -7,7 +7,7 @@ import pytest
 
 from tests.engines.stores import FaultSwitch, faulty_url
 from tests.support.engine_rows import IDENTITY, LAYOUT, EngineRows, label_of
-from tests.support.faulty_storage import StorageFault
+from tests.support.store_calls import StorageFault
 from unified_cache.integrations.engine_store import EngineStore, HitWatch
 from unified_cache.integrations.engine_store.hit_watch import REQUESTS_MIN
 

@@ -12,10 +12,9 @@ import pytest
 
 from tests.support.clock import ManualClock
 from tests.support.engine_rows import IDENTITY, LAYOUT, EngineRows, label_of, opened_store, payload_of
-from tests.support.faulty_storage import FaultyStorage, StorageFault
 from tests.support.running_service import running
 from tests.support.service import wait_for
-from tests.support.store_calls import ScriptedStorage, at, raising
+from tests.support.store_calls import ScriptedStorage, StorageFault, at, raising
 from tests.support.wrappers import PATIENCE_S, scripted
 from unified_cache.core.config import GuardConfig
 from unified_cache.core.errors import StorageError
@@ -335,7 +334,7 @@ def test_what_a_store_raises_against_all_rules_is_an_answer_too() -> None:
         assert store.counts().unavailable == {(Method.GET, Unavailable.FAILED): 1}
 
 
-def release(backend: FaultyStorage, store: EngineStore) -> None:
+def release(backend: ScriptedStorage, store: EngineStore) -> None:
     """Let the calls go on that hang, and wait until the threads have left them."""
     backend.release()
     assert store.wait_for_late_calls(PATIENCE_S)

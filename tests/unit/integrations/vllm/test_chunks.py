@@ -5,7 +5,7 @@ from typing import Literal
 import pytest
 
 from tests.engines.stores import FaultSwitch, faulty_url
-from tests.support.faulty_storage import StorageFault
+from tests.support.store_calls import StorageFault
 from tests.support.vllm_recording import RecordedEngine, recordings
 from tests.support.vllm_tier import FACTS, ROW, TIMEOUT_S, HostMemory, offload_key
 from unified_cache.core.config import GuardConfig

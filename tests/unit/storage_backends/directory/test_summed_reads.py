@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.budget import PHASES, examples
-from tests.support.faulty_storage import FaultyStorage, ScriptedFaults, StorageFault
 from tests.support.files import DiskFault, FaultyDisk
+from tests.support.store_calls import ScriptedFaults, ScriptedStorage, StorageFault
 from tests.support.store_kinds import StoreKind
 from tests.support.wrappers import retrying
 from unified_cache.core.seal import HEADER_BYTES, Flaw, PageChecksum, verify_buffers
@@ -114,7 +114,7 @@ def test_a_page_that_is_read_again_after_a_fault_is_added_again(kind: StoreKind,
 
 def test_a_wrapper_that_damages_what_was_read_is_found_out(kind: StoreKind, root: Path) -> None:
     damaged = ScriptedFaults({2: StorageFault.FLIPPED_BIT})
-    faulty = FaultyStorage(kind.open(root), damaged, random.Random(1))
+    faulty = ScriptedStorage(kind.open(root), damaged, random.Random(1))
     with closing(VerifiedStorage(faulty)) as storage:
         storage.put([sealed(1)], Level.CACHED)
         assert storage.get([blank(1)]) == [Answer.HIT]

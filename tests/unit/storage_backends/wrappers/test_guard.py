@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from tests.support.clock import ManualClock
-from tests.support.faulty_storage import FaultyStorage, StorageFault
-from tests.support.store_calls import ScriptedStorage, raising
+from tests.support.store_calls import ScriptedStorage, StorageFault, raising
 from tests.support.wrappers import OF_ANY_SPEED, PATIENCE_S, blank, bounded, breaking, retrying, scripted, sealed
 from unified_cache.core.config import GuardConfig
 from unified_cache.core.errors import (
@@ -218,7 +217,7 @@ SHORT_S = 0.02
 """A deadline that only calls that hang are given."""
 
 
-def filled(backend: MemoryStorage) -> MemoryStorage:
+def filled(backend: Store) -> Store:
     backend.put(sealed(range(3)), Level.CACHED)
     return backend
 
@@ -229,7 +228,7 @@ def timed_out(storage: StorageGuard, page: PageIO) -> StorageTimeoutError:
     return raised.value
 
 
-def let_go(faulty: FaultyStorage, calls_count: int) -> None:
+def let_go(faulty: ScriptedStorage, calls_count: int) -> None:
     """Release so many calls; each may have timed out before it came to hang."""
     assert faulty.wait_until_hung(calls_count, PATIENCE_S)
     faulty.release()
@@ -563,7 +562,7 @@ class BreakerMachine(RuleBasedStateMachine):
     def begin(self, failures_max: int) -> None:
         self.clock = ManualClock()
         self.plan = Switched()
-        self.faulty = FaultyStorage(MemoryStorage(), self.plan, random.Random(0))
+        self.faulty = ScriptedStorage(MemoryStorage(), self.plan, random.Random(0))
         self.storage = breaking(self.faulty, failures_max, self.clock)
         self.failures_max = failures_max
         self.failures = self.openings = self.asked = self.refused = self.changes = 0

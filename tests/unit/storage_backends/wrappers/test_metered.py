@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from tests.sources import ROOT
 from tests.support.clock import ManualClock
-from tests.support.faulty_storage import FaultyStorage, SeededFaults, StorageFault
+from tests.support.store_calls import ScriptedStorage, SeededFaults, StorageFault
 from tests.support.wrappers import blank, scripted, sealed
 from unified_cache.core.errors import ClosedError, StorageError
 from unified_cache.storage_backends.manifest import manifest_of
@@ -50,7 +50,7 @@ def test_latency_is_the_time_to_the_answer_or_the_error() -> None:
     registry = CollectorRegistry()
     clock = ManualClock()
     plan = SeededFaults({StorageFault.DELAY: 1.0}, random.Random(1))
-    slow = FaultyStorage(MemoryStorage(), plan, random.Random(1), delay_s=0.3, sleep=clock.sleep)
+    slow = ScriptedStorage(MemoryStorage(), plan, random.Random(1), delay_s=0.3, sleep=clock.sleep)
     storage = MeteredStorage(slow, StorageMetrics(registry), "s", clock)
     storage.get(blank([1]))
     with pytest.raises(StorageError):

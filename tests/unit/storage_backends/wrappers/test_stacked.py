@@ -7,7 +7,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from tests.support.clock import ManualClock
-from tests.support.faulty_storage import FaultyStorage, SeededFaults, StorageFault
+from tests.support.store_calls import ScriptedStorage, SeededFaults, StorageFault
 from tests.support.wrappers import OF_ANY_SPEED, PATIENCE_S
 from unified_cache.core.config import GuardConfig
 from unified_cache.core.errors import StorageError
@@ -60,10 +60,10 @@ def use(storage: Store, clock: ManualClock, rng: random.Random) -> tuple[int, in
     return hits_count, wrong_count
 
 
-def faulty(clock: ManualClock, seed: int) -> FaultyStorage:
+def faulty(clock: ManualClock, seed: int) -> ScriptedStorage:
     plan = SeededFaults(RATES, random.Random(seed))
     backend = MemoryStorage(PAGES * PAGE_BYTES * 3 // 4)
-    return FaultyStorage(backend, plan, random.Random(seed + 1), delay_s=0.1, sleep=clock.sleep)
+    return ScriptedStorage(backend, plan, random.Random(seed + 1), delay_s=0.1, sleep=clock.sleep)
 
 
 def verified(store: Store, clock: ManualClock) -> Store:
