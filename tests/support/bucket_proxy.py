@@ -1,15 +1,14 @@
 """A proxy in front of a bucket that does to requests what networks and services do to them, and counts it."""
 
 import random
-import socket
-import struct
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from enum import Enum
 from http.client import HTTPConnection, HTTPException
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Lock, Thread
+from threading import Lock
+
+from tests.support.hostile_bucket import BucketRequest, HostileBucket, refusal
 
 
 class BucketFault(Enum):
@@ -45,13 +44,9 @@ class BucketProxy:
     def running(cls, endpoint: str, seed: int = 0) -> Iterator["BucketProxy"]:
         """Listen on a port of its own until the end."""
         proxy = cls(endpoint, seed)
-        with ThreadingHTTPServer(("127.0.0.1", 0), proxy._handler()) as server:
-            proxy.endpoint = f"http://127.0.0.1:{server.server_address[1]}"
-            Thread(target=server.serve_forever, daemon=True).start()
-            try:
-                yield proxy
-            finally:
-                server.shutdown()
+        with HostileBucket.running(proxy.answer) as server:
+            proxy.endpoint = server.endpoint
+            yield proxy
 
     def drawn(self) -> BucketFault | None:
         """Draw the fault of the next request."""
@@ -64,44 +59,21 @@ class BucketProxy:
                     return fault
             return None
 
-    def _handler(self) -> type[BaseHTTPRequestHandler]:
-        proxy = self
-
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-            def handle_one_request(self) -> None:
-                with suppress(OSError):
-                    super().handle_one_request()
-                    return
-                self.close_connection = True
-
-            def do_GET(self) -> None:
-                body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-                proxy.answer(self, body)
-
-            do_HEAD = do_PUT = do_POST = do_DELETE = do_GET  # noqa: N815  # named by the base class
-
-        return Handler
-
-    def answer(self, request: BaseHTTPRequestHandler, body: bytes) -> None:
+    def answer(self, request: BucketRequest) -> None:
         """Answer one request, by its fault or by what the bucket says."""
         match self.drawn():
             case BucketFault.BUSY:
-                _send_error(request, 503, "SlowDown")
+                refusal(503, "SlowDown")(request)
             case BucketFault.EXPIRED:
-                _send_error(request, 403, "ExpiredToken")
+                refusal(403, "ExpiredToken")(request)
             case BucketFault.RESET:
-                _reset(request)
+                request.reset()
             case BucketFault.SLOW:
                 with self._held():
                     request.connection.recv(1)
                 request.close_connection = True
             case fault:
-                self._pass_on(request, body, fault)
+                self._pass_on(request, fault)
 
     @contextmanager
     def _held(self) -> Iterator[None]:
@@ -113,51 +85,33 @@ class BucketProxy:
             with self._guard:
                 self.held_count -= 1
 
-    def _pass_on(self, request: BaseHTTPRequestHandler, body: bytes, fault: BucketFault | None) -> None:
+    def _pass_on(self, request: BucketRequest, fault: BucketFault | None) -> None:
         upstream = HTTPConnection(self._host, self._port, timeout=30)
         try:
             upstream.putrequest(request.command, request.path, skip_host=True, skip_accept_encoding=True)
             for name, value in request.headers.items():
                 upstream.putheader(name, value)
-            upstream.endheaders(body or None)
+            upstream.endheaders(request.body or None)
             found = upstream.getresponse()
             content = bytearray(found.read())
         except (HTTPException, OSError):
-            _reset(request)
-            return
+            return request.reset()
         finally:
             upstream.close()
         if fault is BucketFault.LOST_ANSWER:
-            _reset(request)
-            return
+            return request.reset()
         if fault is BucketFault.FLIPPED and content:
             content[len(content) // 2] ^= 1
-        request.send_response_only(found.status)
-        for name, value in found.getheaders():
-            if name.lower() in ("connection", "content-length", "transfer-encoding"):
-                continue
-            is_wrong = fault is BucketFault.WRONG_ETAG and name.lower() == "etag"
-            request.send_header(name, '"0123456789abcdef"' if is_wrong else value)
+        headers = dict(found.getheaders())
+        headers = {name: value for name, value in headers.items() if name.lower() not in OF_A_CONNECTION}
+        if fault is BucketFault.WRONG_ETAG:
+            headers |= {name: '"0123456789abcdef"' for name in headers if name.lower() == "etag"}
         length = found.getheader("Content-Length", "0") if request.command == "HEAD" else str(len(content))
-        request.send_header("Content-Length", length)
-        request.end_headers()
-        if fault is BucketFault.CUT and content:
-            request.wfile.write(content[: len(content) // 2])
-            request.close_connection = True
-        else:
-            request.wfile.write(content)
+        request.begin(found.status, Content_Length=length, **headers)
+        request.close_connection |= fault is BucketFault.CUT
+        request.wfile.write(content[: len(content) // 2] if fault is BucketFault.CUT else content)
+        return None
 
 
-def _send_error(request: BaseHTTPRequestHandler, status: int, code: str) -> None:
-    body = f"<Error><Code>{code}</Code><Message>by the proxy</Message></Error>".encode()
-    request.send_response_only(status)
-    request.send_header("Content-Length", str(len(body)))
-    request.end_headers()
-    if request.command != "HEAD":
-        request.wfile.write(body)
-
-
-def _reset(request: BaseHTTPRequestHandler) -> None:
-    request.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    request.connection.close()
-    request.close_connection = True
+OF_A_CONNECTION = ("connection", "content-length", "transfer-encoding")
+"""Headers that are not the object's."""

@@ -1,6 +1,8 @@
 """A server in the place of a bucket that answers as no bucket should, and counts what it is asked for."""
 
+import socket
 import ssl
+import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -8,7 +10,11 @@ from itertools import count, islice
 from threading import Event, Thread
 from urllib.parse import parse_qs, urlsplit
 
-Answer = Callable[["BucketRequest"], None]
+BLOCK = bytes(1 << 20)
+ENDLESS_BYTES = 256 << 20
+"""As much as a test waits for."""
+
+OBJECT_HEADERS = {"ETag": '"0"', "Last-Modified": "Sat, 28 Nov 2026 00:00:00 GMT"}
 
 
 class BucketRequest(BaseHTTPRequestHandler):
@@ -20,10 +26,27 @@ class BucketRequest(BaseHTTPRequestHandler):
     def log_message(self, *_: object) -> None:
         """Print nothing."""
 
+    def begin(self, status: int, **headers: str) -> None:
+        """Send a status and headers; of names with a dash, the words are joined by an underscore."""
+        self.send_response_only(status)
+        for name, value in headers.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.end_headers()
 
-BLOCK = bytes(1 << 20)
-ENDLESS_BYTES = 256 << 20
-"""As much as a test waits for."""
+    def send(self, status: int, body: bytes = b"", **headers: str) -> None:
+        """Send a whole answer; of a HEAD, without the body."""
+        self.begin(status, Content_Length=str(len(body)), **headers)
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def reset(self) -> None:
+        """Reset the connection."""
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.connection.close()
+        self.close_connection = True
+
+
+Answer = Callable[[BucketRequest], None]
 
 
 class HostileBucket:
@@ -70,15 +93,8 @@ class HostileBucket:
 
 def refusal(status: int, code: str = "") -> Answer:
     """Refuse with a status, and with a code where the answer may have a body."""
-
-    def answer(request: BucketRequest) -> None:
-        body = f"<Error><Code>{code}</Code></Error>".encode() if code and request.command != "HEAD" else b""
-        request.send_response_only(status)
-        request.send_header("Content-Length", str(len(body)))
-        request.end_headers()
-        request.wfile.write(body)
-
-    return answer
+    body = f"<Error><Code>{code}</Code></Error>".encode() if code else b""
+    return lambda request: request.send(status, body if request.command != "HEAD" else b"")
 
 
 def policy(objects: dict[str, bytes], *, may_put: bool = True, may_list: bool = True) -> Answer:
@@ -95,47 +111,25 @@ def policy(objects: dict[str, bytes], *, may_put: bool = True, may_list: bool = 
             return refusal(403, "AccessDenied")(request)
         elif content is None:
             return (refusal(404, "NoSuchKey") if may_list else refusal(403, "AccessDenied"))(request)
-        request.send_response_only(200)
-        request.send_header("Content-Length", str(len(content)))
-        request.send_header("ETag", '"0"')
-        request.send_header("Last-Modified", "Sat, 28 Nov 2026 00:00:00 GMT")
-        request.end_headers()
-        if request.command == "GET":
-            request.wfile.write(content)
-        return None
+        return request.send(200, content, **OBJECT_HEADERS)
 
     return answer
 
 
-def empty_listing(request: BucketRequest) -> None:
-    """List nothing, and say that more follows."""
-    body = (
-        b"<ListBucketResult><IsTruncated>true</IsTruncated><KeyCount>0</KeyCount>"
-        b"<NextContinuationToken>more</NextContinuationToken></ListBucketResult>"
-    )
-    request.send_response_only(200)
-    request.send_header("Content-Length", str(len(body)))
-    request.end_headers()
-    request.wfile.write(body)
-
-
-def endless_listing(names: Callable[[int], str]) -> Answer:
-    """List a thousand names below what is asked for, those of these numbers, and say that more follows, for ever."""
+def endless_listing(names: Callable[[int], str] | None = None) -> Answer:
+    """List a thousand names below what is asked for, those of these numbers, or none; say that more follows."""
     numbers = count()
     date = "<LastModified>2026-11-28T00:00:00.000Z</LastModified>"
+    token = "<IsTruncated>true</IsTruncated><NextContinuationToken>more</NextContinuationToken>"
 
     def answer(request: BucketRequest) -> None:
         prefix = parse_qs(urlsplit(request.path).query)["prefix"][0]
         listed = "".join(
             f'<Contents><Key>{prefix}{names(number)}</Key><Size>1</Size>{date}<ETag>"0"</ETag></Contents>'
             for number in islice(numbers, 1000)
+            if names is not None
         )
-        token = "<IsTruncated>true</IsTruncated><NextContinuationToken>more</NextContinuationToken>"
-        body = f"<ListBucketResult>{listed}{token}</ListBucketResult>".encode()
-        request.send_response_only(200)
-        request.send_header("Content-Length", str(len(body)))
-        request.end_headers()
-        request.wfile.write(body)
+        request.send(200, f"<ListBucketResult>{listed}{token}</ListBucketResult>".encode())
 
     return answer
 
@@ -144,9 +138,7 @@ def dripping(status: int, over: Event) -> Answer:
     """Answer with a body of which a little more comes until ``over`` is set."""
 
     def answer(request: BucketRequest) -> None:
-        request.send_response_only(status)
-        request.send_header("Transfer-Encoding", "chunked")
-        request.end_headers()
+        request.begin(status, Transfer_Encoding="chunked")
         while not over.wait(0.01):
             request.wfile.write(b"1\r\n<\r\n")
 
@@ -155,26 +147,14 @@ def dripping(status: int, over: Event) -> Answer:
 
 def redirect(endpoint: str) -> Answer:
     """Send every request elsewhere."""
-
-    def answer(request: BucketRequest) -> None:
-        request.send_response_only(302)
-        request.send_header("Location", f"{endpoint}/elsewhere")
-        request.send_header("Content-Length", "0")
-        request.end_headers()
-
-    return answer
+    return lambda request: request.send(302, Location=f"{endpoint}/elsewhere")
 
 
 def endless(length: int, sent: list[int]) -> Answer:
     """Name a length, and send on in chunks until the client hangs up; add to ``sent`` the bytes that it took."""
 
     def answer(request: BucketRequest) -> None:
-        request.send_response_only(200)
-        request.send_header("Content-Length", str(length))
-        request.send_header("Transfer-Encoding", "chunked")
-        request.send_header("ETag", '"0"')
-        request.send_header("Last-Modified", "Sat, 28 Nov 2026 00:00:00 GMT")
-        request.end_headers()
+        request.begin(200, Content_Length=str(length), Transfer_Encoding="chunked", **OBJECT_HEADERS)
         while request.command == "GET" and sum(sent) < ENDLESS_BYTES:
             request.wfile.write(b"%x\r\n%b\r\n" % (len(BLOCK), BLOCK))
             sent.append(len(BLOCK))

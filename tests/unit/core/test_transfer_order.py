@@ -99,6 +99,20 @@ def test_objects_are_looked_up_in_every_pool_and_got_kv_before_sidecars(layout: 
 
 
 @every_layout
+def test_of_a_page_that_lacks_an_object_none_is_got(layout: ModelLayout) -> None:
+    for pool in (pool for pool in layout.components[0].pools if pool.page_bytes):
+        watched = WatchedCache(layout)
+        watched.back_up()
+        watched.toy.forget(*Tier)
+        owner = watched.toy.identity.owners(watched.toy.layout)[pool.name]
+        assert watched.store.remove([Label(owner, watched.prompt.keys[PAGES - 1], pool.name)]) == 1
+        watched.store.take()
+        over(watched.cache, watched.cache.prefetch(watched.prompt))
+        got = watched.asked(Method.GET)
+        assert watched.prompt.keys[PAGES - 1] not in {label.key for label in got}
+
+
+@every_layout
 def test_pools_are_copied_kv_before_sidecars_in_both_directions(
     layout: ModelLayout, monkeypatch: pytest.MonkeyPatch
 ) -> None:

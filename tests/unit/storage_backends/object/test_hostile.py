@@ -15,7 +15,6 @@ from tests.support.hostile_bucket import (
     BucketRequest,
     HostileBucket,
     dripping,
-    empty_listing,
     endless,
     endless_listing,
     policy,
@@ -100,7 +99,7 @@ def test_an_answer_that_never_ends_is_read_no_further_than_a_page(length: int, m
 
 def test_a_listing_that_never_comes_to_a_name_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "LISTING_S", 0.3)
-    with HostileBucket.running(empty_listing) as bucket, closing(open_storage_at(bucket, monkeypatch)) as storage:
+    with HostileBucket.running(endless_listing()) as bucket, closing(open_storage_at(bucket, monkeypatch)) as storage:
         with pytest.raises(StorageError, match="does not go on"):
             storage.scan(MODEL.digest(LAYOUT))
         with pytest.raises(StorageError, match="does not go on"):
