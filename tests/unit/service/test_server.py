@@ -184,12 +184,6 @@ def test_a_call_that_outlasts_the_grace_is_cut_off(server: RunningService, chann
     assert under_way.end() is not grpc.StatusCode.OK
 
 
-def test_an_administrator_asks_for_the_end(server: RunningService, channel: grpc.Channel) -> None:
-    assert not server.drain.is_asked
-    called(channel, Call.DRAIN)
-    assert server.drain.wait(CALL_S)
-
-
 def test_an_address_in_use_is_refused_and_nothing_is_left_open(server: RunningService) -> None:
     for flags in ({"listen": server.address}, {"metrics": {"listen": f"127.0.0.1:{server.service.metrics_port}"}}):
         with pytest.raises(ConfigError), running(**flags):

@@ -90,6 +90,7 @@ def test_a_proxy_is_used_where_a_variable_of_the_cloud_names_it_and_nowhere_else
 
 @pytest.mark.parametrize("length", [PAGE_BYTES, 1 << 40], ids=["a page", "a terabyte"])
 def test_an_answer_that_never_ends_is_read_no_further_than_a_page(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_TIMEOUT", "500ms")
     sent: list[int] = []
     with HostileBucket.running(endless(length, sent)) as bucket:
         monkeypatch.setenv("AWS_ENDPOINT_URL", bucket.endpoint)
