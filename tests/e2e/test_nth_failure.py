@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from enum import Enum
 from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -61,6 +62,15 @@ class Trigger:
         return self.count - 1 == self.at
 
 
+class FailingCall(Enum):
+    """Kind of call that goes wrong, but for those of the file system."""
+
+    COPY = "a copy that moves nothing"
+    HALF_COPY = "a copy that moves half of its pages"
+    STORE = "a call of the store that does not return in time"
+    ALLOCATION = "an allocation that finds no room"
+
+
 @dataclass
 class CacheUnderFaults:
     """A cache over a store in a directory, and everything that can go wrong with it."""
@@ -68,9 +78,7 @@ class CacheUnderFaults:
     root: Path
     kind: StoreKind = StoreKind.FILE
     disk: FaultyDisk = field(default_factory=FaultyDisk)
-    copies: Trigger = field(init=False)
-    allocations: Trigger = field(default_factory=Trigger)
-    timeouts: Trigger = field(default_factory=Trigger)
+    triggers: dict[FailingCall, Trigger] = field(default_factory=lambda: {call: Trigger() for call in FailingCall})
     calls: list[UnreturnedCall] = field(default_factory=list)
     prompts: dict[tuple[int, ...], Prompt] = field(default_factory=dict)
     """By contents, the one that a history asked for last at the end."""
@@ -80,8 +88,7 @@ class CacheUnderFaults:
         self.cache = self.toy.cache
         memory = self.cache._memory
         assert isinstance(memory, FaultyMemory)
-        self.memory = memory
-        self.copies = memory.copies
+        memory.triggers = self.triggers
         self.store = SlowStorage(self.kind.open(self.root, disk=self.disk), self)
         self.cache.attach(self.store)
         self.disk.calls.clear()
@@ -137,7 +144,7 @@ class CacheUnderFaults:
     def heal(self) -> None:
         """Let the fault pass: stores return from their calls, nothing goes wrong any more."""
         self.disk.failing = range(0)
-        for trigger in (self.copies, self.allocations, self.timeouts):
+        for trigger in self.triggers.values():
             trigger.at = -1
         for call in self.calls:
             call.returned = True
@@ -171,9 +178,7 @@ class FaultyMemory(TieredMemory):
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
-        self.copies = Trigger()
-        self.copies_half = False
-        """Whether a copy that goes wrong has moved half of its pages; else none."""
+        self.triggers = {call: Trigger() for call in FailingCall}
 
     def backup(self, pool: PoolSpec, source: Slots, target: Slots) -> None:
         self._copy(partial(super().backup, pool), source, target)
@@ -183,15 +188,14 @@ class FaultyMemory(TieredMemory):
         return AT_ONCE
 
     def seal(self, pool: PoolSpec, slots: Slots, labels: Iterable[Label]) -> None:
-        if self.copies.fires():
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-        super().seal(pool, slots, labels)
+        self._copy(lambda *_: super(FaultyMemory, self).seal(pool, slots, labels), slots[:0], slots[:0])
 
     def _copy(self, copy: Callable[[Slots, Slots], object], source: Slots, target: Slots) -> None:
-        if self.copies.fires():
-            if self.copies_half:
-                half = len(source) // 2
-                copy(source[:half], target[:half])
+        fails, fails_half = (self.triggers[call].fires() for call in (FailingCall.COPY, FailingCall.HALF_COPY))
+        if fails_half and len(source):
+            half = len(source) // 2
+            copy(source[:half], target[:half])
+        if fails or fails_half:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         copy(source, target)
 
@@ -204,7 +208,7 @@ class SlowStorage(StorageLayer):
         self._world = world
 
     def _call(self, method: Method, work: Callable[[], Result]) -> Result:
-        if method in (Method.GET, Method.PUT, Method.EXISTS) and self._world.timeouts.fires():
+        if method in (Method.GET, Method.PUT, Method.EXISTS) and self._world.triggers[FailingCall.STORE].fires():
             call = UnreturnedCall(method.value)
             self._world.calls.append(call)
             raise StorageTimeoutError(f"{method.value} hangs", call)
@@ -298,10 +302,6 @@ HISTORIES: tuple[History, ...] = (
 )
 
 
-def failing_calls(count: int) -> range:
-    return range(count % STRIDE, count, STRIDE)
-
-
 @cache
 def disk_calls_count(history: History, kind: StoreKind) -> int:
     """Return how many calls of the file system a history makes if all goes well."""
@@ -328,49 +328,28 @@ def test_a_file_system_call_that_goes_wrong(
 
 
 @pytest.mark.parametrize("history", HISTORIES)
-@pytest.mark.parametrize("copies_half", [False, True], ids=["nothing_moved", "half_moved"])
-def test_a_copy_that_goes_wrong(history: History, copies_half: bool, memory_path: Path) -> None:
-    right = CacheUnderFaults(memory_path / "right")
-    history(right)
-    assert right.copies.count > 0
-    for number in failing_calls(right.copies.count):
-        world = CacheUnderFaults(memory_path / str(number))
-        world.memory.copies_half = copies_half
-        world.copies.at = number
-        history(world)
-        world.check()
-
-
-@pytest.mark.parametrize("history", HISTORIES)
-def test_a_store_that_does_not_return_in_time(history: History, memory_path: Path) -> None:
-    right = CacheUnderFaults(memory_path / "right")
-    history(right)
-    for number in range(right.timeouts.count):
-        world = CacheUnderFaults(memory_path / str(number))
-        world.timeouts.at = number
-        history(world)
-        assert len(world.calls) == 1
-        world.check()
-
-
-@pytest.mark.parametrize("history", HISTORIES)
-def test_an_allocation_that_finds_no_room(history: History, memory_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    allocations = Trigger()
+@pytest.mark.parametrize("call", FailingCall)
+def test_a_call_that_goes_wrong(
+    call: FailingCall, history: History, memory_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = CacheUnderFaults(memory_path / "right")
     allocate, allocate_pages = Ledger.allocate, Ledger.allocate_pages
 
     def flaky(self: Ledger, tier: Tier, component: int, count: int) -> Slots | None:
-        return None if allocations.fires() else allocate(self, tier, component, count)
+        return None if world.triggers[FailingCall.ALLOCATION].fires() else allocate(self, tier, component, count)
 
     def flaky_pages(self: Ledger, masks: Sequence[Pages]) -> list[Slots] | None:
-        return None if allocations.fires() else allocate_pages(self, masks)
+        return None if world.triggers[FailingCall.ALLOCATION].fires() else allocate_pages(self, masks)
 
     monkeypatch.setattr(Ledger, "allocate", flaky)
     monkeypatch.setattr(Ledger, "allocate_pages", flaky_pages)
-    right = CacheUnderFaults(memory_path / "right")
-    history(right)
-    for number in failing_calls(allocations.count):
+    history(world)
+    count = world.triggers[call].count
+    assert count > 0
+    stride = 1 if call is FailingCall.STORE else STRIDE
+    for number in range(count % stride, count, stride):
         world = CacheUnderFaults(memory_path / str(number))
-        allocations.at, allocations.count = number, 0
-        world.allocations = allocations
+        world.triggers[call].at = number
         history(world)
+        assert len(world.calls) == (call is FailingCall.STORE)
         world.check()
