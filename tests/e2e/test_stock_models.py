@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -11,7 +12,6 @@ from tests.sources import ROOT
 from tests.support.stock_models import Resume, StockModel, causal_model_types, try_model
 from unified_cache.components.layouts import SizedLayout, size_hf_config
 from unified_cache.core.errors import LayoutError
-from unified_cache.core.pool import LayerPlace, ModelLayout
 from unified_cache.integrations.transformers import KeptState
 
 LISTS = ROOT / "docs" / "layouts.md"
@@ -82,26 +82,17 @@ def disagreement(tried: StockModel, tmp_path: Path) -> str | None:
     except LayoutError as error:
         return f"refused: {error}"
     if is_latent:
-        layers = {place.pool for layer in kept.layout.layers_mapping for place in layer} & {"kv", "swa"}
+        pools = {strand.pool for strand in kept.strands} & {"kv", "swa"}
         said = {pool for pool, count in sized.layers.items() if count} & {"kv", "swa"}
-        return None if layers == said or "kv" in said else f"pools {sorted(layers)}, found {sorted(said)}"
+        return None if pools == said or "kv" in said else f"pools {sorted(pools)}, found {sorted(said)}"
     live = {pool.name: pool.page_bytes for pool in kept.layout.pools if pool.page_bytes and pool.name != "mamba"}
     if sized.notes and sum(rows(sized).values()) == sum(live.values()):
         return None  # where nobody says which layers have the window, all are kept as full
     if rows(sized) != live:
         return f"kept {live}, laid out {dict(rows(sized))}"
-    mapped, placed = placed_pools(sized.layout), placed_pools(kept.layout)
-    return None if mapped == placed else f"layers {placed}, laid out {mapped}"
-
-
-def placed_pools(layout: ModelLayout) -> list[list[str]]:
-    """Return by layer the pools that it keeps rows in itself, not those that it borrows."""
-    seen: set[LayerPlace] = set()
-    found: list[list[str]] = []
-    for layer in layout.layers_mapping:
-        found.append([place.pool for place in layer if place.pool != "mamba" and place not in seen])
-        seen.update(layer)
-    return found
+    placed = Counter(pool for pool, _ in {(each.pool, each.layer) for each in kept.strands if each.pool != "mamba"})
+    laid_out = {pool: count for pool, count in sized.layers.items() if count and pool != "mamba"}
+    return None if laid_out == placed else f"layers {dict(placed)}, laid out {laid_out}"
 
 
 @pytest.mark.parametrize("model_type", SOME)

@@ -32,7 +32,7 @@ from dataclasses import dataclass
 
 from unified_cache.components import Full, SlidingWindow
 from unified_cache.core.errors import LayoutError
-from unified_cache.core.pool import LayerPlace, ModelLayout, PoolSpec, place_layers
+from unified_cache.core.pool import ModelLayout, PoolSpec
 
 PAGE_SIZE = 256
 """Tokens per page that its CUDA kernels are built for: 64 rows of ratio 4, 2 of ratio 128."""
@@ -71,9 +71,6 @@ _POOLS_OF_RATIO: Mapping[int, tuple[str, ...]] = {
 
 _V4_RATIOS = frozenset({RATIO_SWA, RATIO_CSA, RATIO_HCA})
 _V41_RATIOS = frozenset({RATIO_SWA, RATIO_LATENT, RATIO_PAIR})
-
-_INDEXER = "_indexer"
-"""Part of the names of pools of the indexer."""
 
 _STATE_VALUE_BYTES = 8 * 4 * 4
 """Bytes of ratio-4 compressor state in a page for each value of the head: 8 rows, kv and score of two overlapping
@@ -126,8 +123,6 @@ class DeepSeekV4:
     """A name in ``ROW_FORMATS``."""
     source_layers: tuple[int, ...] = ()
     """Of V4.1: layers that keep rows and keys for themselves and those up to the next; ascending."""
-    index_layers: tuple[int, ...] = ()
-    """Of V4.1: layers that run an indexer, the sources among them, over the keys of the last source."""
 
     def __post_init__(self) -> None:
         ratios = frozenset(self.compress_ratios)
@@ -155,25 +150,16 @@ class DeepSeekV4:
     def _check_sources(self) -> None:
         """Check that every compressed layer of V4.1 has a source of its ratio, and that no layer of V4 needs one."""
         if not self.has_sources:
-            if self.source_layers or self.index_layers:
+            if self.source_layers:
                 raise LayoutError(f"ratios of V4 have no source_layers, found {self.source_layers}")
             return
-        for name, layers in (("source_layers", self.source_layers), ("index_layers", self.index_layers)):
-            if list(layers) != sorted({layer for layer in layers if 0 <= layer < len(self.compress_ratios)}):
-                raise LayoutError(f"{name} must be ascending layers of {len(self.compress_ratios)}, found {layers}")
-        if not set(self.source_layers) <= set(self.index_layers):
-            raise LayoutError(
-                f"index_layers must contain the source_layers {self.source_layers}, found {self.index_layers}"
-            )
+        known = range(len(self.compress_ratios))
+        if list(self.source_layers) != sorted(set(self.source_layers) & set(known)):
+            raise LayoutError(f"source_layers must be ascending layers of {len(known)}, found {self.source_layers}")
         for layer, ratio in enumerate(self.compress_ratios):
-            source = self._source_of(layer)
+            source = max((source for source in self.source_layers if source <= layer), default=None)
             if ratio and (source is None or self.compress_ratios[source] != ratio):
                 raise LayoutError(f"layer {layer} of ratio {ratio} must have a source layer of it, found {source}")
-            if not ratio and layer in self.index_layers:
-                raise LayoutError(f"index_layers must be of ratio 1 or 2, found layer {layer} of ratio 0")
-
-    def _source_of(self, layer: int) -> int | None:
-        return max((source for source in self.source_layers if source <= layer), default=None)
 
     def check_page_size(self, page_size: int) -> None:
         """Raise LayoutError if anything would be pending at a page boundary, or a page would not hold windows."""
@@ -182,62 +168,35 @@ class DeepSeekV4:
             if page_size <= 0 or value <= 0 or page_size % value:
                 raise LayoutError(f"page_size must be a multiple of the {name} {value}, found {page_size}")
 
-    def layers_mapping(self) -> tuple[tuple[LayerPlace, ...], ...]:
-        """Return the pools of each layer, as ``ModelLayout`` has them; a layer of V4.1 has its source's places, too."""
-        kept = [
-            [
-                pool
-                for pool in _POOLS_OF_RATIO[ratio]
-                if pool == "swa" or not self.has_sources or layer in self.source_layers
-            ]
-            for layer, ratio in enumerate(self.compress_ratios)
-        ]
-        places = place_layers(kept)
-        return tuple(self._borrowed(layer, places) + own for layer, own in enumerate(places))
-
-    def _borrowed(self, layer: int, places: tuple[tuple[LayerPlace, ...], ...]) -> tuple[LayerPlace, ...]:
-        """Return the places of its source that a layer reads: its rows, and where it has an indexer the keys."""
-        source = self._source_of(layer) if self.compress_ratios[layer] else None
-        if source is None or source == layer:
-            return ()
-        return tuple(
-            place
-            for place in places[source]
-            if place.pool != "swa" and (layer in self.index_layers or _INDEXER not in place.pool)
-        )
+    @property
+    def layers(self) -> Mapping[str, int]:
+        """Layers that keep state in a pool, by its name; 0 for the anchor."""
+        counts = Counter({"kv": 0})
+        for layer, ratio in enumerate(self.compress_ratios):
+            keeps_rows = not self.has_sources or layer in self.source_layers
+            counts.update(pool for pool in _POOLS_OF_RATIO[ratio] if pool == "swa" or keeps_rows)
+        return counts
 
     def layer_page_bytes(self, page_size: int) -> Mapping[str, int]:
         """Return the bytes of one page of one layer in each pool, by name, anchors first."""
         window_rows, compressed_rows = ROW_FORMATS[self.rows]
         key_bytes = self.index_head_dim // self.index_values_per_byte + INDEXER_SCALE_BYTES
-        if self.has_sources:
-            sizes = {"kv": 0}
-            for ratio in (RATIO_LATENT, RATIO_PAIR):
-                rows, (name, indexer, _) = page_size // ratio, _POOLS_OF_RATIO[ratio]
-                sizes[name] = compressed_rows.page_bytes(rows)
-                sizes[indexer] = rows * key_bytes
-            return {**sizes, "swa": window_rows.page_bytes(page_size)}
-        csa_rows = page_size // RATIO_CSA
-        return {
-            "kv": 0,
-            "deepseek_v4_c4": compressed_rows.page_bytes(csa_rows),
-            "deepseek_v4_c4_indexer": csa_rows * key_bytes,
-            "deepseek_v4_c128": compressed_rows.page_bytes(page_size // RATIO_HCA),
-            "swa": window_rows.page_bytes(page_size),
-            "deepseek_v4_c4_state": _STATE_VALUE_BYTES * HEAD_DIM,
-            "deepseek_v4_c4_indexer_state": _STATE_VALUE_BYTES * self.index_head_dim,
-        }
+        sizes = {"kv": 0}
+        for ratio in (RATIO_LATENT, RATIO_PAIR) if self.has_sources else (RATIO_CSA, RATIO_HCA):
+            rows, pool = page_size // ratio, f"deepseek_v4_c{ratio}"
+            sizes[pool] = compressed_rows.page_bytes(rows)
+            sizes[f"{pool}_indexer"] = rows * key_bytes
+        sizes["swa"] = window_rows.page_bytes(page_size)
+        sizes["deepseek_v4_c4_state"] = _STATE_VALUE_BYTES * HEAD_DIM
+        sizes["deepseek_v4_c4_indexer_state"] = _STATE_VALUE_BYTES * self.index_head_dim
+        return sizes
 
     def layout(self, page_size: int = PAGE_SIZE) -> ModelLayout:
         """Return the layout of these layers; errors as ``check_page_size``."""
         self.check_page_size(page_size)
-        mapping = self.layers_mapping()
-        layers = Counter(place.pool for place in {place for layer in mapping for place in layer})
-        specs = {
-            name: PoolSpec(name, layers[name] * page_bytes, replicated=True)
-            for name, page_bytes in self.layer_page_bytes(page_size).items()
-            if layers[name] or name == "kv"
-        }
+        sizes = self.layer_page_bytes(page_size)
+        layers = self.layers
+        specs = {name: PoolSpec(name, layers[name] * sizes[name], replicated=True) for name in sizes if name in layers}
         window = tuple(specs.pop(name) for name in _WINDOW_POOLS if name in specs)
         components = (Full(tuple(specs.values())), SlidingWindow(self.window_tokens, page_size, window))
-        return ModelLayout(page_size, components, mapping)
+        return ModelLayout(page_size, components)

@@ -7,13 +7,11 @@ never against a component by name.
 import hashlib
 import json
 import re
-from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import Enum, IntEnum
 from numbers import Integral
 from operator import index
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -160,23 +158,6 @@ class Component:
         return HitPolicy.ALL_PAGES if self.span == SPAN_ALL else HitPolicy.TRAILING_PAGES
 
 
-class LayerPlace(NamedTuple):
-    """Pool that a layer keeps state in, and its number among the layers of that pool."""
-
-    pool: str
-    number: int
-
-
-def place_layers(pools_by_layer: Iterable[Iterable[str]]) -> tuple[tuple[LayerPlace, ...], ...]:
-    """Number layers within the pools that each of them keeps state in, in the order of the model."""
-    counts: Counter[str] = Counter()
-    places: list[tuple[LayerPlace, ...]] = []
-    for pools in pools_by_layer:
-        places.append(tuple(LayerPlace(pool, counts[pool]) for pool in pools))
-        counts.update(place.pool for place in places[-1])
-    return tuple(places)
-
-
 @dataclass(frozen=True, slots=True)
 class ModelLayout:
     """Page size and components of one model; the first component is the one every other depends on (Full).
@@ -187,10 +168,6 @@ class ModelLayout:
     page_size: int
     """Tokens per page."""
     components: tuple[Component, ...]
-    layers_mapping: tuple[tuple[LayerPlace, ...], ...] = field(default=(), compare=False, repr=False)
-    """Layer id → the pools that the layer keeps state in, each with the layer's number there; nothing for a layer
-    without state, and the same as another's for one that borrows its state. Empty where the layers are not known.
-    Two layouts that differ in this alone are equal. As layers_mapping in SGLang 0.5.23."""
 
     def __post_init__(self) -> None:
         check_kind(self.page_size, Integral, "page_size as a whole number of tokens", LayoutError)
@@ -209,9 +186,6 @@ class ModelLayout:
         sharded = [pool.name for pool in first.pools if not pool.replicated]
         if sharded and any(pool.replicated for pool in self.pools):
             raise LayoutError(f"where any pool is replicated, those of {first.name} must be, found {sharded} sharded")
-        unknown = {place.pool for layer in self.layers_mapping for place in layer} - set(names)
-        if unknown:
-            raise LayoutError(f"layers must keep state in pools of {names}, found {sorted(unknown)}")
         units = {pool.unit for pool in first.pools}
         stray = [pool.name for pool in self.pools if pool.unit is not None and pool.unit not in units]
         if stray:

@@ -24,7 +24,7 @@ class LayerKind(Enum):
 
     @classmethod
     def of(cls, layout: ModelLayout, pool: str) -> "LayerKind":
-        """Return how layers find their tokens in a pool of ``layout``; see ``ModelLayout.layers_mapping``.
+        """Return how layers find their tokens in a pool of ``layout``.
 
         Raises:
             InputError: the layout has no such pool, or one of states, which are not kept token by token.

@@ -140,7 +140,7 @@ def test_deepseek_v4_refuses_pages_that_break_a_rule(model: DeepSeekV4, page_siz
         (lambda: DeepSeekV4(()), "compress_ratios"),
         (lambda: DeepSeekV4((4,), rows="v5"), "rows"),
         (lambda: DeepSeekV4((4,), index_head_dim=0), "index_head_dim"),
-        (lambda: DeepSeekV4((2,), index_head_dim=127, source_layers=(0,), index_layers=(0,)), "index_head_dim"),
+        (lambda: DeepSeekV4((2,), index_head_dim=127, source_layers=(0,)), "index_head_dim"),
     ],
 )
 def test_deepseek_v4_refuses_what_it_is_not(make: Callable[[], DeepSeekV4], named: str) -> None:

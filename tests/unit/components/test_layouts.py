@@ -5,7 +5,6 @@ import json
 import math
 import warnings
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -26,7 +25,7 @@ from unified_cache.components.layouts import (
 from unified_cache.components.layouts.hf_config import DRAFT_LAYERS
 from unified_cache.components.layouts.presets import PRESET_ALIASES
 from unified_cache.core.errors import LayoutError
-from unified_cache.core.pool import HitPolicy, Identity, LayerPlace
+from unified_cache.core.pool import HitPolicy
 from unified_cache.core.seal import HEADER_BYTES
 from unified_cache.core.window import SPAN_ALL
 
@@ -151,70 +150,18 @@ def test_deepseek_v4_is_read_as_its_ratios_say_and_has_the_published_sizes(
         "deepseek_v4_c4_indexer_state": csa,
     }
     assert [sum(pool.page_bytes for pool in each.pools) for each in sized.layout.components] == [full, swa]
-    assert list(sized.layers) == [pool.name for pool in sized.layout.pools]
     assert (sized.window_tokens, sized.layout.components[1].span) == (128, 1)
 
 
-def pools_by_layer(name: str) -> list[str]:
-    return ["+".join(place.pool for place in layer) for layer in layout(name).layers_mapping]
-
-
-@pytest.mark.parametrize("name", PRESETS)
-def test_every_layer_of_a_preset_has_a_number_of_its_own_in_each_pool_that_it_keeps_state_in(name: str) -> None:
-    sized = size_preset(name)
-    config = preset_config(name)
-    inner = config.get("text_config")
-    text = inner if isinstance(inner, dict) else config
-    assert len(sized.layout.layers_mapping) == text["num_hidden_layers"]
-    numbers: dict[str, list[int]] = {pool.name: [] for pool in sized.layout.pools}
-    places = [place for layer in sized.layout.layers_mapping for place in layer]
-    if "kv_source_layer_ids" in text:
-        places = list(dict.fromkeys(places))  # its layers have the places of their sources, too
-    for pool, number in places:
-        numbers[pool].append(number)
-    # Numbered in the order of the model, none left out: where an engine finds the tensor of a layer.
-    assert numbers == {pool: list(range(layers)) for pool, layers in sized.layers.items()}
-
-
-def test_layers_are_mapped_to_the_pools_of_their_kind() -> None:
-    gpt_oss = layout("gpt-oss-20b").layers_mapping
-    assert gpt_oss[:3] == ((LayerPlace("swa", 0),), (LayerPlace("kv", 0),), (LayerPlace("swa", 1),))
-    assert pools_by_layer("gemma-3-27b")[:7] == ["swa"] * 5 + ["kv", "swa"]
-    assert pools_by_layer("gemma-4-31b")[-2:] == ["swa", "kv"]
-    assert pools_by_layer("qwen3-next-80b-a3b")[:4] == ["mamba"] * 3 + ["kv"]
-    assert pools_by_layer("nemotron-3-nano-30b-a3b")[:6] == ["mamba", "", "mamba", "", "mamba", "kv"]
-    assert pools_by_layer("mistral-7b-v0.1") == ["swa"] * 32
-    assert pools_by_layer("deepseek-v3.2") == ["kv+indexer"] * 61
-    csa = "deepseek_v4_c4+deepseek_v4_c4_indexer+swa+deepseek_v4_c4_state+deepseek_v4_c4_indexer_state"
-    assert pools_by_layer("deepseek-v4-flash")[:4] == ["swa", "swa", csa, "deepseek_v4_c128+swa"]
-    assert layout("deepseek-v4-flash").layers_mapping[4][:1] == (LayerPlace("deepseek_v4_c4", 1),)
-    assert layout("deepseek-v4-flash").layers_mapping[4][2] == LayerPlace("swa", 4)
-
-
-def test_a_layer_that_borrows_its_state_has_the_place_of_the_last_of_its_kind_that_keeps_any() -> None:
+def test_layers_that_borrow_their_state_keep_none() -> None:
     config = preset_config("gemma-4-26b-a4b")
     text = config["text_config"]
     assert isinstance(text, dict)
     sharing = {**config, "text_config": {**text, "num_hidden_layers": 14, "num_kv_shared_layers": 7}}
-    mapping = from_hf_config(sharing).layers_mapping
-    assert [layer[0].pool for layer in mapping] == ["swa"] * 5 + ["kv"] + ["swa"] * 5 + ["kv", "swa", "kv"]
-    assert mapping[7:] == (*[(LayerPlace("swa", 5),)] * 4, (LayerPlace("kv", 0),), *[mapping[6], mapping[5]])
     assert size_hf_config(sharing).layers == {"kv": 1, "swa": 6}
     none_left = {**config, "text_config": {**text, "num_hidden_layers": 12, "num_kv_shared_layers": 9}}
     with pytest.raises(LayoutError, match="num_kv_shared_layers must be so few"):
         from_hf_config(none_left)
-
-
-def test_a_layout_refuses_layers_in_pools_that_it_has_not() -> None:
-    with pytest.raises(LayoutError, match=r"\['elsewhere'\]"):
-        replace(layout("llama-3.1-8b"), layers_mapping=((LayerPlace("elsewhere", 0),),))
-
-
-def test_layouts_that_differ_in_their_layers_alone_are_one_to_every_cache_and_store() -> None:
-    known = layout("gpt-oss-20b")
-    unknown = replace(known, layers_mapping=())
-    assert known == unknown
-    assert Identity("gpt-oss").digest(known) == Identity("gpt-oss").digest(unknown)
 
 
 def test_the_sources_of_deepseek_v4_1_keep_rows_and_keys_and_every_layer_a_window() -> None:
@@ -232,15 +179,6 @@ def test_the_sources_of_deepseek_v4_1_keep_rows_and_keys_and_every_layer_a_windo
     assert (fp4["deepseek_v4_c1"], fp4["swa"]) == (256 * 288, 40 * 256 * 528)
 
 
-def test_a_layer_of_deepseek_v4_1_has_the_rows_of_its_source_and_its_keys_where_it_has_an_indexer() -> None:
-    found = pools_by_layer("deepseek-v4.1-flash")
-    c1, c2 = (f"deepseek_v4_c{ratio}+deepseek_v4_c{ratio}_indexer+swa" for ratio in (1, 2))
-    assert [found[layer] for layer in (0, 2, 3, 8, 20, 24)] == ["swa", c2, "deepseek_v4_c2+swa", c2, c1, c1]
-    mapping = layout("deepseek-v4.1-flash").layers_mapping
-    assert [mapping[layer][0].number for layer in (2, 7, 8, 13, 14, 19, 20, 39)] == [0, 0, 1, 1, 2, 2, 0, 0]
-    assert mapping[24][:2] == mapping[20][:2]
-
-
 @pytest.mark.parametrize(
     ("changed", "named"),
     [
@@ -248,8 +186,6 @@ def test_a_layer_of_deepseek_v4_1_has_the_rows_of_its_source_and_its_keys_where_
         ({"kv_source_layer_ids": [2, 8, 14]}, "layer 20 of ratio 1 must have a source layer of it, found 14"),
         ({"kv_source_layer_ids": [2, 14, 8, 20]}, "source_layers must be ascending"),
         ({"kv_source_layer_ids": None}, "text_config.kv_source_layer_ids must be a list"),
-        ({"index_source_layer_ids": [2, 8, 20]}, "index_layers must contain the source_layers"),
-        ({"index_source_layer_ids": [0, 2, 8, 14, 20]}, "found layer 0 of ratio 0"),
         ({"compress_ratios": [4] * 40}, "compress_ratios must hold nothing but"),
         ({"num_nextn_predict_layers": 2}, "compress_ratios must have 40 or 42 entries"),
     ],

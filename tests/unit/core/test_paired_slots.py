@@ -62,7 +62,7 @@ def test_a_map_is_changed_in_place_and_counts_its_changes_r1() -> None:
     # Full 8, page 1: [0] * 9 + [-1]. Full 32 tokens in pages of 4, length 37 per token, is the same map.
     pool = Pool(8, 8)
     table, versions = pool.map.table, [pool.map.version]
-    assert (table.tolist(), table.dtype, pool.peers(-1)) == ([0] * 9 + [-1], np.int32, [-1])
+    assert (table.tolist(), str(table.dtype), pool.peers(-1)) == ([0] * 9 + [-1], "int32", [-1])
     pages = pool.allocate(4)
     versions.append(pool.map.version)
     pool.trim(pages, 2)

@@ -342,10 +342,10 @@ def test_metadata_says_where_the_tokens_of_each_request_begin_and_end() -> None:
 
 
 def test_a_layers_place_in_the_layout_says_by_which_locations_it_writes() -> None:
-    kinds = [LayerKind.of(layout("gpt-oss-20b"), place.pool) for [place] in layout("gpt-oss-20b").layers_mapping]
-    assert kinds == [LayerKind.SWA, LayerKind.FULL] * 12
+    gpt_oss = layout("gpt-oss-20b")
+    assert [LayerKind.of(gpt_oss, pool.name) for pool in gpt_oss.pools] == [LayerKind.FULL, LayerKind.SWA]
     deepseek = layout("deepseek-v4-flash")
-    found = {place.pool: LayerKind.of(deepseek, place.pool) for place in deepseek.layers_mapping[2]}
+    found = {pool.name: LayerKind.of(deepseek, pool.name) for pool in deepseek.pools}
     assert [pool for pool, kind in found.items() if kind is LayerKind.SWA] == [
         "swa",
         "deepseek_v4_c4_state",

@@ -217,7 +217,6 @@ def gemma4(fields: Fields, choice: Choice) -> SizedLayout:
     kinds, borrowing = kinds[: layers - borrowed], kinds[layers - borrowed :]
     if not set(borrowing) <= set(kinds):
         raise fields.error("num_kv_shared_layers", f"so few that layers of each of {sorted(set(borrowing))} are left")
-    last = {kind: number for number, kind in enumerate(kinds)}
     window_tokens = looked_back(fields, "sliding_window", kinds)
     if "per_layer_config" in fields:
         every = fields.per_layer(layers)[: len(kinds)]
@@ -229,9 +228,7 @@ def gemma4(fields: Fields, choice: Choice) -> SizedLayout:
     rows = [
         {"kv" if kind == FULL else "swa": kv_row_bytes(layer, choice)} for layer, kind in zip(every, kinds, strict=True)
     ]
-    # As modeling_gemma4.py has it: each borrows from the last layer of its kind that keeps state.
-    lenders = [last[kind] for kind in borrowing]
-    return LayerBytes(rows, lenders).sized(fields.text("model_type"), choice.page(PAGE_SIZE), window_tokens)
+    return LayerBytes(rows).sized(fields.text("model_type"), choice.page(PAGE_SIZE), window_tokens)
 
 
 def gemma3(fields: Fields, choice: Choice) -> SizedLayout:

@@ -153,7 +153,7 @@ def deepseek_v4(fields: Fields, choice: Choice) -> SizedLayout:
         rows=rows,
     )
     layout = model.layout(choice.page(PAGE_SIZE))
-    return SizedLayout(fields.text("model_type"), layout, model.window_tokens)
+    return SizedLayout(fields.text("model_type"), layout, model.layers, model.window_tokens)
 
 
 def deepseek_v41(fields: Fields, choice: Choice) -> SizedLayout:
@@ -168,6 +168,6 @@ def deepseek_v41(fields: Fields, choice: Choice) -> SizedLayout:
         index_head_dim=fields.count("index_head_dim"),
         rows=rows,
         source_layers=tuple(fields.numbers("kv_source_layer_ids", range(layers))),
-        index_layers=tuple(fields.numbers("index_source_layer_ids", range(layers))),
     )
-    return SizedLayout(fields.text("model_type"), model.layout(choice.page(PAGE_SIZE)), model.window_tokens)
+    layout = model.layout(choice.page(PAGE_SIZE))
+    return SizedLayout(fields.text("model_type"), layout, model.layers, model.window_tokens)

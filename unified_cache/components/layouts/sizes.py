@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from unified_cache.components import Full, RecurrentState, SlidingWindow
 from unified_cache.components.layouts.fields import COUNT_MAX
 from unified_cache.core.errors import LayoutError, did_you_mean
-from unified_cache.core.pool import Component, ModelLayout, PoolSpec, place_layers
+from unified_cache.core.pool import Component, ModelLayout, PoolSpec
 from unified_cache.core.seal import HEADER_BYTES
 
 COST_TOKENS = 1_000_000
@@ -116,8 +116,6 @@ class LayerBytes:
     layers: Sequence[Mapping[str, int]]
     """Bytes of each layer by pool, in the order of the model: of ``kv``, ``indexer`` and ``swa`` per token, of
     ``mamba`` per checkpoint; none for a layer without state."""
-    lenders: Sequence[int] = ()
-    """For each layer behind those, the one of them whose state it reads."""
     replicated: bool = False
     """Whether every tensor-parallel rank keeps all rows of attention, as of MLA; recurrent state is always sharded."""
 
@@ -127,8 +125,10 @@ class LayerBytes:
         A model without any full-attention layer gets a logical anchor: slots without bytes.
         """
         sums: Counter[str] = Counter()
+        layers = Counter({"kv": 0})
         for layer in self.layers:
             sums.update(layer)
+            layers.update(layer.keys())
         full = [PoolSpec("kv", sums["kv"] * page_size, self.replicated)]
         if "indexer" in sums:
             full.append(PoolSpec("indexer", sums["indexer"] * page_size, self.replicated))
@@ -139,10 +139,8 @@ class LayerBytes:
             components.append(SlidingWindow(window_tokens, page_size, (pool,)))
         if "mamba" in sums:
             components.append(RecurrentState((PoolSpec("mamba", sums["mamba"]),)))
-        places = place_layers(self.layers)
-        places += tuple(places[lender] for lender in self.lenders)
-        layout = ModelLayout(page_size, tuple(components), places)
-        return SizedLayout(architecture, layout, window_tokens if "swa" in sums else None)
+        layout = ModelLayout(page_size, tuple(components))
+        return SizedLayout(architecture, layout, layers, window_tokens if "swa" in sums else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,19 +161,14 @@ class SizedLayout:
     architecture: str
     """``model_type`` of the configuration."""
     layout: ModelLayout
+    layers: Mapping[str, int]
+    """Layers that keep state in a pool, by its name; 0 for a logical anchor."""
     window_tokens: int | None
     """Tokens that sliding-window layers keep; None where there are none."""
     notes: tuple[str, ...] = ()
     """What was assumed of an architecture that is not known, in sentences for people."""
     left_out: tuple[str, ...] = ()
     """Layers of the configuration that the layout has not, draft (MTP) layers, in sentences for people."""
-
-    @property
-    def layers(self) -> Mapping[str, int]:
-        """Layers that keep state in a pool, by its name; 0 for a logical anchor."""
-        places = {place for layer in self.layout.layers_mapping for place in layer}
-        counts = Counter(place.pool for place in places)
-        return {pool.name: counts[pool.name] for pool in self.layout.pools}
 
     def costs(self, *, sealed: bool, tokens: int = COST_TOKENS) -> tuple[ComponentCost, ...]:
         """Return the cost of each component for ``tokens``, rounded up to whole pages.

@@ -17,7 +17,7 @@ from transformers import DynamicCache, PreTrainedModel
 from unified_cache.components import Full, RecurrentState, SlidingWindow
 from unified_cache.controller.memory import DevicePool
 from unified_cache.core.errors import ConfigError, LayoutError, check_kind
-from unified_cache.core.pool import Component, ModelLayout, PoolSpec, Slots, place_layers
+from unified_cache.core.pool import Component, ModelLayout, PoolSpec, Slots
 from unified_cache.core.window import SPAN_ALL, window
 from unified_cache.integrations.transformers.layer_rows import (
     CHECKPOINT,
@@ -156,7 +156,7 @@ class KeptState:
         for layer, state in enumerate(states):
             if state.read() and layer not in kept:
                 raise LayoutError(f"layer {layer} must keep its state in the cache object, found nothing there")
-        layout = _layout(page_size, len(states), strands)
+        layout = _layout(page_size, strands)
         at_once = logits_of(model, DynamicCache(config=model.config), tokens[None]).float()
         gone_on = logits_of(model, probe, tokens[None, page_size:]).float()
         apart = float((at_once - gone_on).norm() / at_once.norm())
@@ -355,7 +355,7 @@ def _positions_count(model: PreTrainedModel) -> int | None:
     return found if isinstance(found, int) and found > 0 else None
 
 
-def _layout(page_size: int, layers_count: int, strands: Sequence[Strand]) -> ModelLayout:
+def _layout(page_size: int, strands: Sequence[Strand]) -> ModelLayout:
     """Return the layout of what a model keeps: the kinds of state that its layers have, each pool with its bytes."""
     sizes: dict[str, int] = {}
     for strand in strands:
@@ -372,5 +372,4 @@ def _layout(page_size: int, layers_count: int, strands: Sequence[Strand]) -> Mod
         components.append(SlidingWindow(max(each or 0 for each in looked_back), page_size, pools(WINDOW_POOLS)))
     if states := pools(STATE_POOLS):
         components.append(RecurrentState(states))
-    kept = [dict.fromkeys(strand.pool for strand in strands if strand.layer == layer) for layer in range(layers_count)]
-    return ModelLayout(page_size, tuple(components), place_layers(kept))
+    return ModelLayout(page_size, tuple(components))
