@@ -43,9 +43,9 @@ plan_app = typer.Typer(rich_markup_mode="markdown")
 class PlanCommand(JsonOptions):
     """Show what to buy: the hit ratio of a trace for every combination of tier sizes, and what it brings.
 
-    Distances in the LRU stack give the hits of all sizes in a few passes over the trace. Beside the hit ratio is the
-    bound of any policy with as many bytes. The hardware turns hits into time to the first token, prefill saved, money
-    and wear; what is recommended costs least for a token and keeps up with the trace.
+    Distances in the LRU stack give the hits of all sizes in a few passes over the trace. The hardware turns hits
+    into time to the first token, prefill saved, money and wear; what is recommended costs least for a token and keeps
+    up with the trace.
     """
 
     trace: Annotated[Path, typer.Argument(help="Request trace of Mooncake or Bailian, or a recording, plain or .gz.")]

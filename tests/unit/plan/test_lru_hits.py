@@ -13,8 +13,6 @@ from unified_cache.core.config import Retention
 from unified_cache.core.errors import ConfigError, TraceError
 from unified_cache.core.pool import Hits
 from unified_cache.core.seal import HEADER_BYTES
-from unified_cache.sizing.plan.clairvoyant import FutureUses
-from unified_cache.sizing.plan.resume_points import NEVER
 from unified_cache.sizing.plan.tier_hits import LruHits
 from unified_cache.sizing.plan.trace_pages import TracePages
 from unified_cache.sizing.replay.plan import PAGE_BYTES, ReplayPlan
@@ -91,7 +89,7 @@ def test_tokens_are_counted_as_a_replay_counts_them() -> None:
     assert trace.token_ratio(ends.storage) == pytest.approx(result.served.token_hit_ratio)
     device, host, total = (int(trace.tokens_of(each).sum()) for each in (ends.device, ends.host, ends.storage))
     assert result.served.hit_tokens == Hits(device, host - device, total - host)
-    assert result.served.seen_tokens == int(trace.tokens_of(FutureUses.of(trace).ends(NEVER)).sum())
+    assert result.served.seen_tokens == int(trace.tokens_of(trace.seen_ends()).sum())
 
 
 def model_plan(model: str, device_gib: int, host_gib: int, storage_gib: int) -> ReplayPlan:

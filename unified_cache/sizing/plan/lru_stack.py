@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from unified_cache.sizing.plan.trace_pages import Counts, PageRuns, TracePages
+from unified_cache.sizing.plan.trace_pages import Counts, TracePages
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +39,10 @@ class LruStack:
     @classmethod
     def of(cls, trace: TracePages) -> "LruStack":
         """Find every run's position. O(runs log requests)."""
-        runs, pages = trace.runs_asked_before(), trace.pages_counts
-        left = pages[runs.other] - runs.start
-        position = _positions(runs, pages)
-        return cls(trace.requests_count, runs.request, runs.other, runs.start, runs.length, position, left)
+        pages = trace.pages_counts
+        request, before, start, length = _runs_asked_before(trace)
+        position = _positions(request, before, length, pages)
+        return cls(trace.requests_count, request, before, start, length, position, left=pages[before] - start)
 
     def hit_pages(self, memory_pages: int) -> int:
         """Return the pages that a tier of this size would have held when they were asked for."""
@@ -70,21 +70,37 @@ class LruStack:
         return ends
 
 
-def _positions(runs: PageRuns, pages: Counts) -> Counts:
+def _runs_asked_before(trace: TracePages) -> tuple[Counts, Counts, Counts, Counts]:
+    """Return runs of pages that one request asked for last: ``request``, ``asked_before``, ``start`` and ``length``."""
+    request = np.repeat(np.arange(trace.requests_count), trace.pages_counts)
+    order = np.argsort(trace.numbers, kind="stable")
+    again = np.flatnonzero(trace.numbers[order[1:]] == trace.numbers[order[:-1]])
+    before = np.full(len(request), -1, np.int64)
+    before[order[again + 1]] = request[order[again]]
+    is_first = np.ones(len(request), np.bool_)
+    is_first[1:] = (before[1:] != before[:-1]) | (request[1:] != request[:-1])
+    firsts = np.flatnonzero(is_first)
+    lengths = np.diff(np.append(firsts, len(request)))
+    kept = before[firsts] >= 0
+    firsts = firsts[kept]
+    return request[firsts], before[firsts], firsts - trace.starts[request[firsts]], lengths[kept]
+
+
+def _positions(request: Counts, before: Counts, length: Counts, pages: Counts) -> Counts:
     """Return the pages above each run when it is asked for: of a request's runs all before the first is moved."""
-    position = np.empty(len(runs.length), np.int64)
+    position = np.empty(len(length), np.int64)
     above = Fenwick(len(pages))
-    run, runs_count = 0, len(runs.length)
-    run_request, run_before, run_length = runs.request.tolist(), runs.other.tolist(), runs.length.tolist()
-    for request, count in enumerate(pages.tolist()):
+    run, runs_count = 0, len(length)
+    run_request, run_before, run_length = request.tolist(), before.tolist(), length.tolist()
+    for number, count in enumerate(pages.tolist()):
         first = run
-        while run < runs_count and run_request[run] == request:
+        while run < runs_count and run_request[run] == number:
             position[run] = above.sum_after(run_before[run])
             run += 1
         for moved in range(first, run):
             above.add(run_before[moved], -run_length[moved])
         if count:
-            above.add(request, count)
+            above.add(number, count)
     return position
 
 

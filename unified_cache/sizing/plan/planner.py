@@ -1,7 +1,4 @@
-"""Makes a plan: numbers a trace once, evaluates a sweep, recommends, and replays some combinations where asked to.
-
-Beside the hits of a combination is the bound that no policy could beat with as much memory.
-"""
+"""Makes a plan: numbers a trace once, evaluates a sweep, recommends, and replays some combinations where asked to."""
 
 import math
 import random
@@ -15,19 +12,14 @@ import numpy as np
 
 from unified_cache.core.errors import ConfigError
 from unified_cache.core.pool import Hits
-from unified_cache.core.sizes import bytes_text, component_bytes
-from unified_cache.sizing.plan.clairvoyant import FutureUses
+from unified_cache.core.sizes import bytes_text
 from unified_cache.sizing.plan.costs import Costs, PricedSystem
 from unified_cache.sizing.plan.hardware import Hardware
-from unified_cache.sizing.plan.resume_points import NEVER
 from unified_cache.sizing.plan.sweep import TIERS, PlannedModel, TierBytes
 from unified_cache.sizing.plan.tier_hits import LruHits, TierEnds
 from unified_cache.sizing.plan.trace_pages import TracePages
 from unified_cache.sizing.replay.plan import ReplayPlan
 from unified_cache.sizing.replay.trace import OnProgress, TraceRequest
-
-BOUND_SIZES = 24
-"""Sizes at which the clairvoyant bound is computed; between two of them that of the larger holds."""
 
 NORMAL_95 = 1.96
 """Half the interval of 95 %, in standard errors."""
@@ -55,8 +47,6 @@ class PlanPoint:
     """Handed back from each tier, the device first."""
     error: float
     """Standard error of the whole ratio, from ten parts of the trace."""
-    bound_ratio: float
-    """What no policy can exceed with as many bytes."""
     costs: Costs
 
     @property
@@ -81,7 +71,6 @@ class PlanPoint:
             "token_hit_ratio": self.hit_ratio,
             "by_tier": dict(self.tier_ratios),
             "standard_error": self.error,
-            "clairvoyant_ratio": self.bound_ratio,
             **asdict(self.costs),
         }
 
@@ -182,40 +171,22 @@ class Evaluator:
         self._model = model
         self._hits = hits
         self._priced = priced
-        self._future = FutureUses.of(hits.trace)
-        top = max(2.0, float(hits.trace.distinct_count))
-        self._bound_sizes = sorted({math.ceil(top ** (step / (BOUND_SIZES - 1))) for step in range(BOUND_SIZES)})
-        self._bounds: dict[int, float] = {}
 
     @property
     def seen_ratio(self) -> float:
         """Share of the tokens that stand in a prefix which was asked for before: what a cache without end would hit."""
-        return self.bound_ratio(NEVER)
-
-    def bound_ratio(self, total_bytes: int) -> float:
-        """Return the largest share of the tokens that any policy could have handed back with so many bytes.
-
-        Of full attention alone: windows and states take room and add no hit. A model without any has no such bound.
-        """
-        page_bytes = component_bytes(self._model.sized.layout.components[0])
-        pages = total_bytes // page_bytes if page_bytes else NEVER
-        size = next((size for size in self._bound_sizes if size >= pages), self._bound_sizes[-1])
-        if size not in self._bounds:
-            self._bounds[size] = self._hits.trace.token_ratio(self._future.ends(size))
-        return self._bounds[size]
+        trace = self._hits.trace
+        return trace.token_ratio(trace.seen_ends())
 
     def point(self, sizes: TierBytes) -> PlanPoint:
         """Evaluate one combination."""
         model, trace = self._model, self._hits.trace
         ends = self._hits.ends(model.plan(sizes))
         device, host, storage = (trace.token_ratio(each) for each in (ends.device, ends.host, ends.storage))
-        on_devices = sizes.device * (1 if model.is_replicated else model.devices)
-        total_bytes = (on_devices + sizes.host) * model.engines + model.stored_page_bytes(sizes)
         return PlanPoint(
             sizes=sizes,
             tier_ratios={"device": device, "host": host - device, "storage": storage - host},
             error=_error(trace, ends),
-            bound_ratio=self.bound_ratio(total_bytes),
             costs=self._priced.costs(trace, ends, sizes),
         )
 

@@ -7,7 +7,7 @@ from unified_cache.sizing.plan.sweep import TIERS
 from unified_cache.sizing.report.charts import BandChart, Series, series_of
 from unified_cache.sizing.report.page import Page, TableSection
 
-CURVE_COLUMNS = ("device", "host", "storage", "all", "at most", "TTFT p50", "p99", "cost/M tokens", "")
+CURVE_COLUMNS = ("device", "host", "storage", "all", "TTFT p50", "p99", "cost/M tokens", "")
 """Columns of a curve after the size of its tier."""
 
 NAMES = {"device": "each device", "host": "host memory", "storage": "storage"}
@@ -39,7 +39,6 @@ def _notes(result: PlanResult) -> list[str]:
         f"{costs.prefill_share:.0%} of the time computing",
         f"moved: {bytes_text(costs.loaded_bytes)} to the devices, {bytes_text(costs.fetched_bytes)} out of storage, "
         f"{bytes_text(costs.written_bytes)} into it",
-        f"no policy could hand back more than {best.bound_ratio:.2%} with as many bytes",
     ]
     if best.sizes.storage:
         life = costs.drive_life_years
@@ -75,7 +74,7 @@ def _curve_table(result: PlanResult, tier: str) -> TableSection:
     rows = [
         (
             size_text(point.sizes.by_tier()[tier]),
-            *(f"{ratio:.2%}" for ratio in (*point.tier_ratios.values(), point.hit_ratio, point.bound_ratio)),
+            *(f"{ratio:.2%}" for ratio in (*point.tier_ratios.values(), point.hit_ratio)),
             f"{point.costs.ttft_p50_s:,.2f} s",
             f"{point.costs.ttft_p99_s:,.2f} s",
             f"{point.costs.cost_per_million_tokens:.4f}",
@@ -140,7 +139,7 @@ def _curve(result: PlanResult, tier: str) -> BandChart:
         positions=[size / GIB for size in sizes],
         position_notes=marks,
         bands=series_of(TIERS, [point.tier_ratios for point in curve]),
-        bound=Series("clairvoyant", [point.bound_ratio for point in curve]),
+        bound=Series("asked for before", [result.seen_ratio] * len(curve)),
         position_labels=[bytes_text(size) for size in sizes],
         marked=[number for number, mark in enumerate(marks) if mark],
     )

@@ -22,20 +22,6 @@ Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class PageRuns:
-    """Runs of pages that one request asks for and one other request does too; arrays have shape (runs,)."""
-
-    request: Counts
-    """Request that asks for the run, rising."""
-    other: Counts
-    """The request before it, or after it, that asks for the run."""
-    start: Counts
-    """First page of the run in the prompt of ``request``."""
-    length: Counts
-    """Pages of the run."""
-
-
-@dataclass(frozen=True, slots=True)
 class TracePages:
     """Pages of every prompt of a trace, in the order of the requests."""
 
@@ -119,41 +105,12 @@ class TracePages:
             input_tokens=self.input_tokens[taken],
         )
 
-    def runs_asked_before(self) -> PageRuns:
-        """Return runs of pages with the request that asked for them last; without pages asked for the first time."""
-        request, earlier, later = self._asked_again()
-        before = np.full(len(request), -1, np.int32)
-        before[later] = request[earlier]
-        return self._runs(request, before)
-
-    def runs_asked_next(self) -> PageRuns:
-        """Return runs of pages with the request that asks for them next; without pages never asked for again."""
-        request, earlier, later = self._asked_again()
-        after = np.full(len(request), -1, np.int32)
-        after[earlier] = request[later]
-        return self._runs(request, after)
-
-    def _asked_again(self) -> tuple[Numbers, Counts, Counts]:
-        """Return the request of every page asked for, and the places of each two uses of a page that follow each other.
-
-        Shapes (pages asked for,), (uses again,) and (uses again,).
-        """
-        request = np.repeat(np.arange(self.requests_count, dtype=np.int32), self.pages_counts)
-        order = np.argsort(self.numbers, kind="stable")
-        ordered = self.numbers[order]
-        again = np.flatnonzero(ordered[1:] == ordered[:-1])
-        return request, order[again], order[again + 1]
-
-    def _runs(self, request: Numbers, other: Numbers) -> PageRuns:
-        """Return runs of pages of one request and one other, which is -1 for pages that are in none."""
-        is_first = np.ones(len(other), np.bool_)
-        is_first[1:] = (other[1:] != other[:-1]) | (request[1:] != request[:-1])
-        firsts = np.flatnonzero(is_first)
-        lengths = np.diff(np.append(firsts, len(other)))
-        kept = other[firsts] >= 0
-        firsts, lengths = firsts[kept], lengths[kept]
-        requests = request[firsts].astype(np.int64)
-        return PageRuns(requests, other[firsts].astype(np.int64), firsts - self.starts[requests], lengths)
+    def seen_ends(self) -> Counts:
+        """Return for each request how many pages of its prompt an earlier one asked for, shape (requests,)."""
+        is_first = np.zeros(len(self.numbers) + 1, np.int64)
+        is_first[np.unique(self.numbers, return_index=True)[1] + 1] = 1
+        new: Counts = np.diff(np.cumsum(is_first)[self.starts])
+        return self.pages_counts - new
 
 
 def _starts(counts: Counts) -> Counts:
