@@ -78,17 +78,10 @@ SERVICE_MUTANTS = [
         TENANCY,
     ),
     Mutant(
-        "bytes of all tenants grow with every change",
+        "tenants with unequal quotas have equal shares",
         "service/access/usage.py",
-        "self._bytes_used += held.bytes_used - before_bytes",
-        "self._bytes_used += max(0, held.bytes_used - before_bytes)",
-        TENANCY,
-    ),
-    Mutant(
-        "pages of all tenants grow with every change",
-        "service/access/usage.py",
-        "self._pages_count += len(held) - before_count",
-        "self._pages_count += len(held)",
+        "[(held.bytes_used / self._weight(held), tenant)",
+        "[(held.bytes_used, tenant)",
         TENANCY,
     ),
     Mutant(

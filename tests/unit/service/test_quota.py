@@ -9,7 +9,7 @@ import pytest
 from tests.support.clock import ManualClock
 from tests.support.service_settings import service_settings
 from unified_cache.core.seal import Label
-from unified_cache.core.settings.service import QuotaSettings, TenantQuota
+from unified_cache.core.settings.service import QuotaSettings
 from unified_cache.service.access.fairness import AdmissionSlot, FairScheduler
 from unified_cache.service.access.usage import TenantUsage
 from unified_cache.service.limits import Limits
@@ -53,33 +53,6 @@ class CountedLabel(Label):
     def __hash__(self) -> int:
         CountedLabel.looked_up_count += 1
         return super().__hash__()
-
-
-class CountedQuota(QuotaSettings):
-    """A quota that counts how often it is asked for a tenant's."""
-
-    _asked_count: int = 0
-
-    def of(self, tenant: str) -> TenantQuota:
-        self._asked_count += 1
-        return super().of(tenant)
-
-
-@pytest.mark.threat("starving other tenants")
-def test_a_put_into_a_full_store_looks_at_few_of_its_tenants() -> None:
-    counts = []
-    for tenants_count in (50, 2_000):
-        settings = CountedQuota(stored_bytes_max=None)
-        usage = TenantUsage(settings, 10_000, tenants_count)
-        for tenant in range(tenants_count):
-            usage.take(f"tenant {tenant}", pages(1))
-        before_count = settings._asked_count
-        for number in range(20):
-            usage.take("acme", pages(2, start=2 * number))
-            assert len(usage.surplus(())) == 2
-        counts.append(settings._asked_count - before_count)
-        assert sum(usage.by_tenant().values()) == tenants_count
-    assert counts[1] <= counts[0]
 
 
 @pytest.mark.threat("filling the store")

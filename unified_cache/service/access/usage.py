@@ -10,11 +10,10 @@ claims, anybody may use.
 Pages that were in the store before this server are counted when they are found, as older than all that were used since.
 """
 
-import heapq
 from collections import Counter
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Container, Iterable, Sequence
 from enum import Enum
+from heapq import nlargest
 from threading import Lock
 
 from unified_cache.core.seal import Label
@@ -25,9 +24,6 @@ from unified_cache.storage_backends.protocol import PageIO, StoredObject
 COUNTED_PAGES_MAX = 1 << 24
 """Pages of all tenants, counted one by one: 1 TiB of 64 KiB pages, whose names take some 4 GiB. Beyond, the tenant with
 the most loses its oldest."""
-
-RANKS_MIN = 1024
-"""Ranks of few tenants that are kept before those that are untrue go."""
 
 
 class Bound(Enum):
@@ -59,12 +55,6 @@ class TenantUsage:
         self._pages_max = pages_max
         self._store_bytes_max = store_bytes_max
         self._held: dict[str, StoreLru] = {}
-        self._pages_count = 0
-        self._bytes_used = 0
-        """Of all tenants together."""
-        self._ranks: list[tuple[float, str]] = []
-        """A heap of tenants, the fullest first. What a later change has made untrue of one stays in it until it is met,
-        so that a put looks at few of many tenants."""
         self._evicted_count: Counter[tuple[str, Bound]] = Counter()
         self._guard = Lock()
 
@@ -77,7 +67,7 @@ class TenantUsage:
     def by_tenant(self) -> dict[str, int]:
         """Return the bytes counted for every tenant that has any."""
         with self._guard:
-            return {tenant: held.bytes_used for tenant, held in self._held.items()}
+            return {tenant: held.bytes_used for tenant, held in self._held.items() if len(held)}
 
     def evicted_count(self) -> Counter[tuple[str, Bound]]:
         """Return the pages that each tenant has lost so far, by bound; a copy."""
@@ -96,7 +86,8 @@ class TenantUsage:
         of, in order: none of it goes for another. Where it exceeds the quota by itself, its first pages are counted
         and the last are ``uncounted``.
         """
-        with self._guard, self._change(tenant) as held:
+        with self._guard:
+            held = self._pages_of(tenant)
             _, gone = held.store([page.label for page in pages], list(map(page_bytes, pages)), chain)
             if len(chain) > len(pages):
                 held.touch(reversed(list(chain)))
@@ -108,7 +99,8 @@ class TenantUsage:
 
         They are older than all that is counted; what is counted already stays as it is.
         """
-        with self._guard, self._change(tenant) as held:
+        with self._guard:
+            held = self._pages_of(tenant)
             for label, object_bytes in reversed(objects):
                 if label not in held:
                     held.add_oldest(label, object_bytes)
@@ -152,7 +144,7 @@ class TenantUsage:
             return self._above_pages_max() + self._above_shares(arriving)
 
     def _above_pages_max(self) -> list[Label]:
-        over_count = self._pages_count - self._pages_max
+        over_count = sum(map(len, self._held.values())) - self._pages_max
         if over_count <= 0:
             return []
         tenant = max(self._held, key=lambda name: len(self._held[name]))
@@ -165,65 +157,35 @@ class TenantUsage:
         gone: list[Label] = []
         while (
             self._store_bytes_max is not None
-            and (over_bytes := self._bytes_used - self._store_bytes_max) > 0
-            and (tenant := self._fullest()) is not None
+            and (over_bytes := sum(held.bytes_used for held in self._held.values()) - self._store_bytes_max) > 0
         ):
-            heapq.heappop(self._ranks)
-            next_tenant = self._fullest(but=tenant)
-            next_share = 0.0 if next_tenant is None else -self._ranks[0][0]
-            above_bytes = self._held[tenant].bytes_used - round(next_share * self._weight(tenant))
-            victims = self._least_recent(tenant, min(over_bytes, max(1, above_bytes)), arriving)
+            parts = [(held.bytes_used / self._weight(held), tenant) for tenant, held in self._held.items()]
+            (_, tenant), (next_part, _) = nlargest(2, [*parts, (0.0, "")])
+            held = self._held[tenant]
+            above_bytes = held.bytes_used - round(next_part * self._weight(held))
+            victims = self._least_recent(held, min(over_bytes, max(1, above_bytes)), arriving)
             self._release(tenant, victims)
             self._lose(tenant, Bound.SHARE, len(victims))
             gone += victims
         return gone
 
-    def _fullest(self, but: str = "") -> str | None:
-        """Return the tenant at the top of the ranks, without what is not true of it any more; None if there is none."""
-        while self._ranks:
-            _, tenant = self._ranks[0]
-            if tenant != but and tenant in self._held and self._ranks[0] == self._rank(tenant):
-                return tenant
-            heapq.heappop(self._ranks)
-        return None
+    def _weight(self, held: StoreLru) -> int:
+        """Return the weight of a tenant's share: its quota, else the cap of the store."""
+        return max(1, (self._store_bytes_max or 0) if held.bytes_max is None else held.bytes_max)
 
-    def _least_recent(self, tenant: str, wanted_bytes: int, arriving: Container[Label]) -> list[Label]:
+    def _least_recent(self, held: StoreLru, wanted_bytes: int, arriving: Container[Label]) -> list[Label]:
         """Name pages of a tenant that come to ``wanted_bytes``; those that are arriving where there are no others."""
-        held = self._held[tenant]
         victims, short_bytes = held.least_recent(wanted_bytes, arriving)
         if short_bytes:
             victims, _ = held.least_recent(wanted_bytes, ())
         return [victim.label for victim in victims]
 
-    def _weight(self, tenant: str) -> int:
-        """Return the weight of a tenant's share; only a store with a cap is shared."""
-        weight = self.bytes_max(tenant)
-        assert weight is not None
-        return max(1, weight)
-
-    def _rank(self, tenant: str) -> tuple[float, str]:
-        """Rank a tenant by the part of its quota that it has stored, the fullest first."""
-        return -self._held[tenant].bytes_used / self._weight(tenant), tenant
-
-    @contextmanager
-    def _change(self, tenant: str) -> Iterator[StoreLru]:
-        """Give the pages of a tenant to be changed, and count the difference. The caller holds the guard."""
+    def _pages_of(self, tenant: str) -> StoreLru:
+        """Return the pages of a tenant, to be changed. The caller holds the guard."""
         held = self._held.get(tenant)
         if held is None:
-            held = StoreLru(self._quota.of(tenant).stored_bytes_max, self._taken_bytes)
-        before_count, before_bytes = len(held), held.bytes_used
-        yield held
-        self._pages_count += len(held) - before_count
-        self._bytes_used += held.bytes_used - before_bytes
-        if not len(held):
-            self._held.pop(tenant, None)
-            return
-        self._held[tenant] = held
-        if self._store_bytes_max is None or held.bytes_used == before_bytes:
-            return
-        heapq.heappush(self._ranks, self._rank(tenant))
-        if len(self._ranks) > RANKS_MIN + 2 * len(self._held):
-            self._ranks = sorted(map(self._rank, self._held))
+            held = self._held[tenant] = StoreLru(self._quota.of(tenant).stored_bytes_max, self._taken_bytes)
+        return held
 
     def _lose(self, tenant: str, bound: Bound, count: int) -> None:
         if count:
@@ -231,6 +193,7 @@ class TenantUsage:
 
     def _release(self, tenant: str, labels: Iterable[Label]) -> None:
         """Stop counting pages. The caller holds the guard."""
-        with self._change(tenant) as held:
+        held = self._held.get(tenant)
+        if held is not None:
             for label in labels:
                 held.forget(label)
