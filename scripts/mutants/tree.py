@@ -61,10 +61,16 @@ TREE_MUTANTS = [
         "np.minimum.accumulate(last_tombstone, out=last_tombstone)",
     ),
     Mutant(
-        "a tombstone above the run is forgotten",
+        "the page before a gap is passed over",
         "tree/match.py",
-        "node.last_tombstone_before(view, component, upto) or tombstones[component]",
-        "node.last_tombstone_before(view, component, upto)",
+        "best, end = 0, gap_end - 1",
+        "best, end = 0, gap_end - 2",
+    ),
+    Mutant(
+        "a prompt resumes where a node before the gap ends, whatever is before that",
+        "tree/match.py",
+        "gap_end = _gap_end(node, view, spans, node.end)",
+        "gap_end = 0",
     ),
     Mutant(
         "a window starts a page late",

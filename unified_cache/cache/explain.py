@@ -283,4 +283,4 @@ def _losses(
 
 def _end(components: Sequence[Component], held: Sequence[Pages]) -> int:
     spans, lacking = [component.span for component in components], [~pages for pages in held]
-    return last_end(restorable_ends(spans, lacking, 0, len(held[0])))
+    return last_end(restorable_ends(spans, lacking, len(held[0])))

@@ -296,7 +296,7 @@ class Backups:
         for component in range(1, len(spans)):
             on_device, on_host = (found.slots(tier, component, 0, end) for tier in Tier)
             tombstones.append((on_device < 0) & (on_host < 0))
-        return restorable_ends(spans, tombstones, 0, end)
+        return restorable_ends(spans, tombstones, end)
 
     def _exceeds_host(self, pages_count: int) -> bool:
         """Return whether a prompt of so many pages does not fit the host even where that is empty."""

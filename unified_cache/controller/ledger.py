@@ -385,7 +385,7 @@ class Ledger:
         ends = [0, 0]
         for number, nearest in enumerate((FROM_HOST, FROM_STORAGE)):
             lacking = [(held == 0) | (marks >= nearest) for held, marks in zip(slots, brought, strict=True)]
-            ends[number] = last_end(restorable_ends(spans, lacking, 0, end))
+            ends[number] = last_end(restorable_ends(spans, lacking, end))
         for marks, held, start in zip(self._brought[Tier.DEVICE], slots, self.windows(end), strict=True):
             marks[held[start:]] = 0
         return Hits.of_ends(ends[0], ends[1], end)

@@ -87,7 +87,7 @@ class MissingPages:
             lacks = ~held
             lacks[pages] = ~kept
             tombstones.append(lacks)
-        return restorable_ends(self.spans, tombstones, 0, pages_count)[self.known_end :]
+        return restorable_ends(self.spans, tombstones, pages_count)[self.known_end :]
 
 
 @dataclass(frozen=True, slots=True)

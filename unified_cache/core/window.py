@@ -42,17 +42,13 @@ def window_counts(pages: npt.NDArray[np.bool_], span: int) -> npt.NDArray[np.int
 
 
 def restorable_ends(
-    spans: Sequence[int],
-    tombstones: Sequence[npt.NDArray[np.bool_] | None],
-    start: int,
-    count: int,
+    spans: Sequence[int], tombstones: Sequence[npt.NDArray[np.bool_] | None], count: int
 ) -> npt.NDArray[np.bool_]:
-    """Return a mask of the ends in ``[start + 1, start + count]`` at which a prefix is restorable, shape (count,).
+    """Return a mask of the ends in ``[1, count]`` at which a prefix is restorable, shape (count,). Linear in pages.
 
-    ``start`` is one, or 0: what lies before it keeps no later end from being one. ``tombstones[c]`` has shape (count,)
-    and is True where component ``c`` lacks page ``start + i``; None means no tombstone. Linear in pages.
+    ``tombstones[c]`` has shape (count,) and is True where component ``c`` lacks the page; None means no tombstone.
     """
-    ends = np.arange(start + 1, start + count + 1)
+    ends = np.arange(1, count + 1)
     ok = np.ones(count, np.bool_)
     for span, missing in zip(spans, tombstones, strict=True):
         if missing is None:

@@ -74,20 +74,24 @@ class Match:
     def held_pages(self, tier: Tier, component: int) -> Pages:
         """Return a mask of the prompt's pages that a component holds on a tier, a new array."""
         self.check_alive()
-        return _held_pages(self.path, tier * len(self.spans) + component, self.tree_end, self.prompt.pages_count)
+        tier_component, end = tier * len(self.spans) + component, self.tree_end
+        held_mask = np.zeros(self.prompt.pages_count, np.bool_)
+        for node in self.path:
+            held = node.slots[tier_component]
+            if held is not None:
+                last = min(node.end, end)
+                is_whole = node.held_count[tier_component] == node.pages
+                held_mask[node.start : last] = is_whole or held[: last - node.start] >= 0
+        return held_mask
 
     def evictable_pages(self, tier: Tier, component: int) -> Pages:
         """Return a mask of the pages in the tree that ``evict`` could free on a tier now."""
         self.check_alive()
-        return self._evictable(tier * len(self.spans) + component, self.tree_end)
-
-    def _evictable(self, tier_component: int, end: int) -> Pages:
         self.counts.count_changed()
+        tier_component, end = tier * len(self.spans) + component, self.tree_end
         evictable = np.zeros(end, np.bool_)
         for node in self.path:
             held = node.slots[tier_component]
-            if node.start >= end:
-                break
             if held is not None and self.counts.protected_in(node, tier_component) < node.held_count[tier_component]:
                 # Of Full it is all that the node holds, of the others what lies before the first page that a lock pins.
                 first_pinned = min(node.start + node.first_pinned(tier_component), end)
@@ -97,7 +101,12 @@ class Match:
     def arriving_pages(self, tier: Tier, component: int) -> Pages:
         """Return a mask of the pages of the prompt that a transfer is bringing to ``tier``."""
         self.check_alive()
-        return _arriving_pages(self.path, tier * len(self.spans) + component, self.tree_end, self.prompt.pages_count)
+        tier_component, end = tier * len(self.spans) + component, self.tree_end
+        arriving = np.zeros(self.prompt.pages_count, np.bool_)
+        for node in self.path:
+            if node.in_flight is not None and tier_component in node.in_flight:
+                arriving[node.start : min(node.end, end)] = node.in_flight[tier_component][: end - node.start]
+        return arriving
 
     def full_end(self, tier: Tier) -> int:
         """Return the first page that component 0 does not hold on ``tier``."""
@@ -118,19 +127,16 @@ class Match:
         room for all of the windows.
         """
         self.check_alive()
-        spans, components = self.spans, len(self.spans)
+        spans = self.spans
         view, end = (ON_DEVICE, self.device_end) if source is Tier.DEVICE else (ANYWHERE, self.host_end)
         if all(end - window(end, span) <= room for span, room in zip(spans, available_pages, strict=True)):
             return end
-        tombstones = _tombstones_of(self.path, view, components, 0, end)
-        fits = restorable_ends(spans, tombstones, 0, end)
+        fits = restorable_ends(spans, _tombstones_of(self.path, view, len(spans), 0, end), end)
         for component, available in enumerate(available_pages):
-            on_target = target * components + component
-            takes = _held_pages(self.path, source * components + component, end, end)
-            takes &= ~_held_pages(self.path, on_target, end, end)
-            takes &= ~_arriving_pages(self.path, on_target, end, end)
-            takes |= self._evictable(on_target, end)
-            fits &= window_counts(takes, spans[component])[1:] <= available
+            takes = self.held_pages(source, component)
+            takes &= ~(self.held_pages(target, component) | self.arriving_pages(target, component))
+            takes[: self.tree_end] |= self.evictable_pages(target, component)
+            fits &= window_counts(takes[:end], spans[component])[1:] <= available
         return last_end(fits)
 
     def node_ends(self) -> list[int]:
@@ -158,7 +164,7 @@ class Match:
         if node is None or full_end <= self.host_end:
             return (0,)
         windowed = enumerate(self.spans[1:], 1)
-        return tuple(number for number, span in windowed if not _window_is_live(node, ANYWHERE, number, span, full_end))
+        return tuple(number for number, span in windowed if _gap_end_of(node, ANYWHERE, number, span, full_end))
 
 
 def find(root: Node, prompt: Prompt, page_key_bytes: int) -> tuple[list[Node], int]:
@@ -248,37 +254,13 @@ def path_slots(path: list[Node], tier_component: int, start: int, end: int) -> S
     return np.frombuffer(bytearray().join(runs), np.int32)  # type: ignore[arg-type]  # arrays are buffers
 
 
-def _held_pages(path: Sequence[Node], tier_component: int, end: int, count: int) -> Pages:
-    """Return a mask of the pages, ``count`` with ``end`` of them on a path, that a component holds on a tier."""
-    held_mask = np.zeros(count, np.bool_)
-    for node in path:
-        if node.start >= end:
-            break
-        held = node.slots[tier_component]
-        if held is not None:
-            last = min(node.end, end)
-            is_whole = node.held_count[tier_component] == node.pages
-            held_mask[node.start : last] = is_whole or held[: last - node.start] >= 0
-    return held_mask
-
-
-def _arriving_pages(path: Sequence[Node], tier_component: int, end: int, count: int) -> Pages:
-    """Return a mask of the pages, ``count`` with ``end`` of them on a path, that a transfer is bringing."""
-    arriving = np.zeros(count, np.bool_)
-    for node in path:
-        if node.in_flight is not None and tier_component in node.in_flight and node.start < end:
-            arriving[node.start : min(node.end, end)] = node.in_flight[tier_component][: end - node.start]
-    return arriving
-
-
-def _tombstones_of(run: Sequence[Node], view: int, components_count: int, start: int, end: int) -> list[Pages | None]:
-    """Return by component where it lacks pages [start, end) of consecutive nodes in a view; Full lacks none there."""
+def _tombstones_of(path: Sequence[Node], view: int, components_count: int, start: int, end: int) -> list[Pages | None]:
+    """Return by component which pages of [start, end), ``start`` where a node begins, it lacks; Full lacks none."""
+    run = [node for node in path if start <= node.start < end]
     tombstones: list[Pages | None] = [None]
     for component in range(1, components_count):
         lacks = all_pages(end - start)
         for node in run:
-            if node.start >= end:
-                break
             held = node.seen(view, component)
             if held is not None:
                 lacks[node.start - start : node.end - start] = held[: end - node.start] < 0
@@ -291,9 +273,25 @@ def _restorable_end(path: list[Node], view: int, spans: Sequence[int], end: int)
     node, end = _full_end_of(path, view, end)
     if node is None:
         return 0
-    if all(_window_is_live(node, view, component, spans[component], end) for component in range(1, len(spans))):
+    gap_end = _gap_end(node, view, spans, end)
+    if not gap_end:
         return end
-    return _search(path, view, spans, end)
+    # No end from the gap on, either. The last node before it whose end can be resumed at; then, in one vector pass, the
+    # pages inside the nodes below. What lies before the one keeps no later end from being another.
+    best, end = 0, gap_end - 1
+    for node in reversed(path):
+        if node.end < gap_end:
+            gap_end = _gap_end(node, view, spans, node.end)
+            if not gap_end:
+                best = node.end
+                break
+    return best + last_end(restorable_ends(spans, _tombstones_of(path, view, len(spans), best, end), end - best))
+
+
+def _gap_end(node: Node, view: int, spans: Sequence[int], end: int) -> int:
+    """Return where a gap ends in any component's window before ``end``, which lies in ``node``; 0 if there is none."""
+    gaps = (_gap_end_of(node, view, number, span, end) for number, span in enumerate(spans[1:], 1))
+    return next(filter(None, gaps), 0)
 
 
 def _full_end_of(path: list[Node], view: int, end: int) -> tuple[Node | None, int]:
@@ -306,40 +304,15 @@ def _full_end_of(path: list[Node], view: int, end: int) -> tuple[Node | None, in
     return None, 0
 
 
-def _window_is_live(node: Node, view: int, component: int, span: int, end: int) -> bool:
-    """Return whether a windowed component of that span holds its window before ``end``, which lies in ``node``."""
+def _gap_end_of(node: Node, view: int, component: int, span: int, end: int) -> int:
+    """Return one more than the last page that a component lacks of its window before ``end``; 0 if it lacks none."""
     window_start = window(end, span)
     at: Node | None = node
     upto = end
     while at is not None and at.end > window_start:
-        if at.last_tombstone_before(view, component, upto) > window_start:
-            return False
+        gap_end = at.last_tombstone_before(view, component, upto)
+        if gap_end > window_start:
+            return gap_end
         upto = at.start
         at = at.parent
-    return True
-
-
-def _search(path: list[Node], view: int, spans: Sequence[int], end: int) -> int:
-    """Look at every node's end, then, in one vector pass, inside the nodes below the best of them."""
-    windowed = range(1, len(spans))
-    best = 0
-    run: list[Node] = []
-    tombstones = [0] * len(spans)
-    for node in path:
-        if node.start >= end:
-            break
-        upto = min(node.end, end)
-        for component in windowed:
-            tombstones[component] = node.last_tombstone_before(view, component, upto) or tombstones[component]
-        if all(tombstones[component] <= window(upto, spans[component]) for component in windowed):
-            best = upto
-            run.clear()
-        else:
-            run.append(node)
-    if not run:
-        return best
-    # None of the ends of these nodes is restorable; a page inside of them may be.
-    start, end = run[0].start, min(run[-1].end, end)
-    missing = _tombstones_of(run, view, len(spans), start, end)
-    length = last_end(restorable_ends(spans, missing, start, end - start))
-    return start + length if length else best
+    return 0

@@ -253,7 +253,7 @@ class EnginePools:
             return Restorable([], reach)
         ok: npt.NDArray[np.bool_] = np.ones(count, np.bool_)
         for (need, _), row in zip(tails, present, strict=True):
-            ends = restorable_ends([need.span], [~row], 0, count)
+            ends = restorable_ends([need.span], [~row], count)
             reach.update(dict.fromkeys(need.pools, _last(ends)))
             ok &= ends
         return Restorable((np.flatnonzero(ok) + 1).tolist(), reach)

@@ -144,7 +144,7 @@ class LinkerHostTier:
             self._record_chain(keys)
             count = self._prefix(keys, spans)
             lacking = [None if span >= SPAN_ALL else self._lacking(name, keys[:count]) for name, span in spans.items()]
-            mask = restorable_ends(list(spans.values()), lacking, 0, count)
+            mask = restorable_ends(list(spans.values()), lacking, count)
             ends: list[int] = (numbers_of(mask) + 1).tolist()
             # Pinned before the older pins go, so that a request keeps what it was answered.
             older = self._lookups.pop(rid, None)

@@ -193,7 +193,7 @@ class PointsPass:
             here = known[held]
             windows.full_since[here] = np.maximum(windows.full_since[here], full[held])
             windows.full_ever[here] = np.maximum(windows.full_ever[here], full[held])
-        ok = restorable_ends(self._spans, tombstones, 0, seen)
+        ok = restorable_ends(self._spans, tombstones, seen)
         ends = np.flatnonzero(ok)[::-1][:POINTS_MAX] + 1
         if not ends.size:
             return 0

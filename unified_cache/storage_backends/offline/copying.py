@@ -295,7 +295,7 @@ class PrefixPrefetch:
         sets = np.array([present.get(key, 0) for key in prompt.keys], np.int64)
         masks = [self._pools.component_bits(number) for number, _ in known]
         tombstones: list[npt.NDArray[np.bool_]] = [sets & mask != mask for mask in masks]
-        ok = restorable_ends([span for _, span in known], tombstones, 0, prompt.pages_count)
+        ok = restorable_ends([span for _, span in known], tombstones, prompt.pages_count)
         ends = np.flatnonzero(ok)
         return int(ends[-1]) + 1 if ends.size else 0
 
