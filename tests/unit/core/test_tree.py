@@ -11,7 +11,7 @@ from unified_cache.core.errors import InputError, SlotError, StaleMatchError
 from unified_cache.core.page import MediaItem, Prompt
 from unified_cache.core.pool import Slots, Tier
 from unified_cache.core.window import SPAN_ALL
-from unified_cache.tree import UNNAMED, Lock, RadixTree
+from unified_cache.tree import Lock, RadixTree
 from unified_cache.tree.check import check
 from unified_cache.tree.transfer import Victim
 
@@ -115,18 +115,6 @@ def test_an_insert_from_within_a_node_fills_its_tombstones_and_no_page_that_is_h
     check(tree, [])
 
 
-def test_a_parent_is_as_recent_as_the_child_that_left_it() -> None:
-    toy = Toy()
-    toy.insert(1)
-    toy.insert(1, 2)
-    toy.insert(9)
-    held = toy.lock(9)
-    toy.tree.match(Prompt.of([1, 2], 1))
-    assert toy.evict(1) == [2], "the leaf that nothing pins"
-    toy.tree.unlock(held)
-    assert toy.evict(2) == [9, 1], "older than the prefix that was used after it"
-
-
 def test_bad_calls_change_nothing() -> None:
     tree = Toy().tree
     stale = tree.match(Prompt.of([1, 2], 1))
@@ -206,14 +194,6 @@ def test_what_is_matched_again_is_recent_again() -> None:
 
 
 # ---- order of eviction ---------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("other", [EvictionPolicy.LRU, EvictionPolicy.PRIORITY])
-def test_windows_before_the_one_that_is_resumed_from_go_first_under_every_priority(other: EvictionPolicy) -> None:
-    toy = Toy(spans=(SPAN_ALL, 1, 3), kinds=(other, EvictionPolicy.PRIORITY, other))
-    toy.insert(1, 2, 3, 4, 5, 6, priority=UNNAMED)
-    toy.insert(11, 12, 13, 14, 15, 16, priority=-1)
-    assert toy.evict(12, component=1) == [1, 2, 3, 11, 12, 13, 4, 5, 6, 14, 15, 16]
 
 
 def test_each_component_and_tier_has_a_policy_of_its_own() -> None:
