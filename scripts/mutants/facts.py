@@ -131,8 +131,8 @@ FACTS_MUTANTS = [
     Mutant(
         "a graph's padding reads pages of the batch before",
         "forward/graph.py",
-        "        self._numbers.copy_(self._padding)\n",
-        "        self.seq_lens.fill_(self.bucket.padding_len)\n",
+        "        self.page_table.zero_()\n",
+        "",
         GRAPHS,
     ),
     Mutant(

@@ -7,10 +7,7 @@ draft extend       requests         as many each             as many, written to
 prefill            tokens           any number               none: its tokens are no request's
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
-from math import prod
 
 import torch
 
@@ -18,9 +15,6 @@ from unified_cache.core.errors import ConfigError, InputError
 from unified_cache.forward.batch import ForwardBatch, ForwardMode
 from unified_cache.forward.metadata import AttentionMetadata, HybridAttentionMetadata, query_starts, writes_count_of
 from unified_cache.forward.translation import SwaTranslation, sent
-
-ALIGN_NUMBERS = 32
-"""int32 numbers in 128 bytes: buffers begin at multiples of that, as memory of torch's own does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,26 +105,28 @@ class GraphBuffers:
     the sink and reads the sink alone. Owns its tensors; they are never replaced.
     """
 
-    __slots__ = ("_numbers", "_padding", "bucket", "out_cache_loc", "page_table", "query_starts", "seq_lens")
+    __slots__ = ("bucket", "out_cache_loc", "page_table", "query_starts", "seq_lens")
 
     def __init__(self, bucket: GraphBucket, device: torch.device) -> None:
         """Take memory for the largest forward of ``bucket``, all padding."""
         self.bucket = bucket
         self.out_cache_loc = torch.zeros(bucket.tokens_max, dtype=torch.int64, device=device)
         """Full token loc that each token is written to, int64, shape (tokens_max,)."""
-        self._numbers, (self.seq_lens, self.page_table) = _carved(
-            [(bucket.requests_max,), (bucket.requests_max, bucket.pages_max)], device
-        )
-        """Tokens of each request, int32, shape (requests_max,); Full page slots, int32, (requests_max, pages_max)."""
-        self.seq_lens.fill_(bucket.padding_len)
-        self._padding = self._numbers.clone()
+        self.seq_lens = torch.full((bucket.requests_max,), bucket.padding_len, dtype=torch.int32, device=device)
+        """Tokens of each request, int32, shape (requests_max,)."""
+        self.page_table = torch.zeros((bucket.requests_max, bucket.pages_max), dtype=torch.int32, device=device)
+        """Full page slots, int32, shape (requests_max, pages_max)."""
         self.query_starts = torch.arange(bucket.requests_max + 1, dtype=torch.int32, device=device)
         """Where the tokens of each request begin, and of the last one end, int32, shape (requests_max + 1,)."""
         self.query_starts *= 0 if bucket.is_prefill else bucket.query_len
 
     def clear(self) -> None:
         """Fill every buffer with padding: before a capture, so that what it runs touches the sink alone."""
-        self._pad()
+        self.out_cache_loc.zero_()
+        self.seq_lens.fill_(self.bucket.padding_len)
+        self.page_table.zero_()
+        if self.bucket.is_prefill:
+            self.query_starts.zero_()
 
     def refill(self, batch: ForwardBatch) -> bool:
         """Copy a batch to the front and pad the rest, in place, before a replay; nothing waits for the device.
@@ -139,7 +135,7 @@ class GraphBuffers:
         """
         if not self.bucket.fits(batch):
             return False
-        self._pad()
+        self.clear()
         if batch.mode is ForwardMode.IDLE:
             return True
         self.out_cache_loc[: batch.tokens_count].copy_(batch.out_cache_loc)
@@ -154,13 +150,6 @@ class GraphBuffers:
         """Return the front, as views, in the shape that a forward takes; capture the graph of ``size`` with them."""
         batch = self._batch(size)
         return batch, AttentionMetadata(batch.out_cache_loc, batch.page_table, batch.seq_lens, self._starts(batch))
-
-    def _pad(self) -> None:
-        """Fill the buffers with padding, in two operations, or three for prefill."""
-        self.out_cache_loc.zero_()
-        self._numbers.copy_(self._padding)
-        if self.bucket.is_prefill:
-            self.query_starts.zero_()
 
     def _batch(self, size: int) -> ForwardBatch:
         """Return the batch that the buffers hold once they are cleared."""
@@ -184,29 +173,29 @@ class HybridGraphBuffers(GraphBuffers):
     replay that reads it.
     """
 
-    __slots__ = ("_swa_numbers", "_translation", "out_cache_loc_swa", "page_table_swa")
+    __slots__ = ("_translation", "out_cache_loc_swa", "page_table_swa")
 
     def __init__(self, bucket: GraphBucket, translation: SwaTranslation) -> None:
         """Take memory as for Full, and as much for SWA, where ``translation`` has its table."""
         device = translation.table.device
         super().__init__(bucket, device)
         self._translation = translation
-        self._swa_numbers, (self.out_cache_loc_swa, self.page_table_swa) = _carved(
-            [(bucket.tokens_max,), (bucket.requests_max, bucket.pages_max)], device
-        )
-        """SWA token loc of each token, int32, shape (tokens_max,); SWA page slots, int32, (requests_max, pages_max)."""
+        self.out_cache_loc_swa = torch.zeros(bucket.tokens_max, dtype=torch.int32, device=device)
+        """SWA token loc of each token, int32, shape (tokens_max,)."""
+        self.page_table_swa = torch.zeros_like(self.page_table)
+        """SWA page slots, int32, shape (requests_max, pages_max)."""
 
     def clear(self) -> None:
         """Fill every buffer with padding."""
         super().clear()
-        self._swa_numbers.zero_()
+        self.out_cache_loc_swa.zero_()
+        self.page_table_swa.zero_()
 
     def refill(self, batch: ForwardBatch) -> bool:
         """Copy and translate a batch, as ``GraphBuffers.refill``; errors as ``SwaTranslation.refresh``."""
         self._translation.refresh()
         if not super().refill(batch):
             return False
-        self._swa_numbers.zero_()
         if batch.mode is not ForwardMode.IDLE:
             locs = self._translation.translate_locs(batch.out_cache_loc)
             self.out_cache_loc_swa[: batch.tokens_count].copy_(locs)
@@ -238,13 +227,3 @@ def _corner(buffer: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
     """Return the part of a buffer, shape (requests_max, pages_max), that a batch's page table goes to."""
     rows_count, columns_count = batch.page_table.shape
     return buffer[:rows_count, :columns_count]
-
-
-def _carved(shapes: Sequence[tuple[int, ...]], device: torch.device) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """Return int32 zeros in one piece, so that one operation clears them, and a part of them in each shape."""
-    counts = [prod(shape) for shape in shapes]
-    sizes = [-(-count // ALIGN_NUMBERS) * ALIGN_NUMBERS for count in counts]
-    numbers = torch.zeros(sum(sizes), dtype=torch.int32, device=device)
-    starts = accumulate(sizes, initial=0)
-    parts = zip(starts, counts, shapes, strict=False)
-    return numbers, [numbers[start : start + count].view(shape) for start, count, shape in parts]
