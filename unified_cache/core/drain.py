@@ -33,11 +33,6 @@ class Drain:
             self._is_asked = True
             self._wakes.put(None)
 
-    @property
-    def is_asked(self) -> bool:
-        """True once it was asked."""
-        return self._is_asked
-
     def wait(self, timeout_s: float = math.inf) -> bool:
         """Wait at most ``timeout_s`` until it is asked; return whether it is. One thread at a time."""
         end_s = time.monotonic() + timeout_s
