@@ -152,32 +152,6 @@ def test_a_subscriber_gets_every_batch_in_order(toy: ToyEngine, tmp_path: Path, 
         assert numbers == list(range(numbers[0], numbers[0] + 3))
 
 
-def test_a_consumer_learns_what_each_tier_holds_as_it_changes(toy: ToyEngine, tmp_path: Path, peers: Peers) -> None:
-    with EventPublisher.open(toy.cache, config(tmp_path)) as publisher:
-        consumer = peers.consumer(publisher)
-        first = serve(toy, 4)
-        published(publisher)
-        keys = set(first.keys)
-        assert {medium for medium, _ in consumer.told()} == {"GPU"}
-        assert consumer.told()["GPU", 0] == keys
-        started(toy.cache.backup(toy.cache.prompt(tokens(4))))
-        toy.cache.wait_all(1)
-        serve(toy, 12, 1000)  # pushes the first prompt off the device
-        published(publisher)
-        found = toy.cache.match(toy.cache.prompt(tokens(6)))
-        assert found.device_end < found.host_end == 4
-        told = consumer.told()
-        assert len(keys & told["GPU", 0]) == found.device_end
-        assert told["CPU", 0] == told["STORAGE", 0] == keys
-        toy.cache.reset()
-        published(publisher)
-        assert {medium for medium, _ in consumer.told()} == {"STORAGE"}, "storage keeps its pages"
-        started(toy.cache.clear_storage())
-        toy.cache.wait_all(1)
-        published(publisher)
-        assert consumer.told() == {}
-
-
 def test_what_a_clear_of_storage_takes_from_memory_is_announced_again(
     toy: ToyEngine, tmp_path: Path, peers: Peers
 ) -> None:

@@ -13,10 +13,8 @@ import pytest
 from tests.support.certificates import Authority, serial_of
 from tests.support.clock import ManualClock
 from tests.support.running_service import RunningService, called, credentials, refusal, running
-from tests.support.service import LoopbackServer, Wire, refused
 from tests.unit.service.test_access import given, id_of
 from tests.unit.service.test_requests import IDENTITY, MANIFEST
-from tests.unit.service.test_tenancy import put, tenant
 from unified_cache.core.errors import ConfigError
 from unified_cache.core.settings.service import Role
 from unified_cache.proto import service_pb2 as pb
@@ -31,7 +29,6 @@ from unified_cache.service.operations.logs import (
     LogRateLimit,
     log_to,
 )
-from unified_cache.storage_backends.memory import MemoryStorage
 
 
 @pytest.fixture
@@ -74,16 +71,6 @@ def test_hello_clear_and_drain_say_who_asked_by_which_credential_and_for_what(pa
         assert token not in server.log.getvalue()
 
 
-def test_a_clear_says_how_many_pages_went() -> None:
-    server = LoopbackServer.start(MemoryStorage())
-    put(tenant(server, "acme"), 0, 1, 2)
-    Wire(server, "acme:writer").ask(Call.CLEAR, pb.ClearRequest(identity=IDENTITY))
-    (cleared,) = [entry for entry in server.notes.audits if entry.kind == "Clear"]
-    assert cleared.about.endswith(": 3 pages")
-    assert (cleared.caller, cleared.outcome) == (Caller("acme", Role.WRITER), "OK")
-    server.stop()
-
-
 @pytest.mark.threat("unlogged administration")
 def test_whoever_is_not_admitted_or_not_permitted_is_in_the_log_whatever_was_called(path: Path) -> None:
     reader = given(path, "acme", Role.READER)
@@ -100,20 +87,6 @@ def test_whoever_is_not_admitted_or_not_permitted_is_in_the_log_whatever_was_cal
             {"kind": "Clear", **who, "outcome": "PERMISSION_DENIED", "about": ""},
         ]
         assert "secret" not in server.log.getvalue()
-
-
-def test_a_clear_that_fails_says_so() -> None:
-    server = LoopbackServer.start(MemoryStorage())
-    writer = Wire(server, "acme:writer")
-    with refused(grpc.StatusCode.PERMISSION_DENIED):
-        writer.ask(Call.CLEAR, pb.ClearRequest())
-    with refused(grpc.StatusCode.FAILED_PRECONDITION):
-        writer.ask(Call.CLEAR, pb.ClearRequest(identity=IDENTITY))
-    assert [(each.kind, each.outcome) for each in server.notes.audits] == [
-        ("Clear", "PERMISSION_DENIED"),
-        ("Clear", "FAILED_PRECONDITION"),
-    ]
-    server.stop()
 
 
 def test_tokens_that_come_and_go_are_in_the_log_when_the_server_learns_of_it(path: Path) -> None:

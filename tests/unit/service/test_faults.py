@@ -173,31 +173,6 @@ def test_a_full_store_exhausts_a_resource_and_reads_go_on(store: RaisingStorage,
     store.put = with_full  # type: ignore[method-assign]
 
 
-def test_a_store_that_declines_declines_for_the_service_and_pages_are_counted_by_answer() -> None:
-    running = LoopbackServer.start(MemoryStorage(2 * OBJECT_BYTES))
-    wire = Wire(running)
-    wire.ask(Call.HELLO, pb.HelloRequest(manifest=MANIFEST))
-    assert put(wire, 0, 1, 2) == b"\x02\x02\x00"
-    assert running.usage.by_tenant() == {"default": 2 * OBJECT_BYTES}
-    assert running.notes.puts_count == {Answer.STORED: 2, Answer.DECLINED: 1}
-    assert running.notes.kinds == ["declined"]
-    wire.close()
-    running.stop()
-
-
-def test_a_page_damaged_in_the_store_is_a_miss_and_can_be_put_again(store: RaisingStorage, serve: Serve) -> None:
-    _, wire = serve()
-    for at in (*range(0, HEADER_BYTES, 5), HEADER_BYTES + 1, OBJECT_BYTES - 1):
-        put(wire, 0)
-        ((label, whole),) = store._pages.items()
-        store._pages[label] = whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :]
-        assert got(wire, 0) == [0]
-    for damaged in (bytes(OBJECT_BYTES), page(1), page(0)[1:] + b"x"):
-        put(wire, 0)
-        store._pages[label] = damaged
-        assert got(wire, 0) == [0]
-
-
 @pytest.mark.threat("endless streams")
 def test_a_put_on_which_nothing_moves_is_cancelled(serve: Serve) -> None:
     running, wire = serve(Limits(stream_idle_s=0.1))

@@ -199,17 +199,6 @@ def test_a_page_changed_in_the_store_is_cleared_away_and_counted(registry: Colle
     guarded.guard.close()
 
 
-def test_only_metrics_are_served(listener: MetricsListener, registry: CollectorRegistry) -> None:
-    metrics_in(registry)
-    found = asked(listener, b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")
-    assert found.startswith(b"HTTP/1.0 200")
-    assert b"unified_cache_service_calls_total" in found
-    assert asked(listener, b"GET /../etc/passwd HTTP/1.1\r\n\r\n").startswith(b"HTTP/1.0 404")
-    assert asked(listener, b"POST /metrics HTTP/1.1\r\n\r\n").startswith(b"HTTP/1.0 501")
-    assert b"200" not in asked(listener, b"\x16\x03\x01spoiled\r\n\r\n").splitlines()[:1]
-    assert asked(listener, b"GET /metrics HTTP/1.1\r\n\r\n").startswith(b"HTTP/1.0 200")
-
-
 @pytest.mark.threat("slow readers of metrics")
 def test_connections_that_trickle_or_say_nothing_hold_up_neither_a_scrape_nor_the_end(
     registry: CollectorRegistry,

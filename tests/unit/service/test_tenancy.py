@@ -427,13 +427,6 @@ def test_what_is_counted_fits_the_store_and_nobody_below_its_share_pays_for_it(s
             assert usage.held_bytes(name) == 0
 
 
-def test_without_a_cap_on_the_store_no_page_is_asked_to_go() -> None:
-    usage = TenantUsage(QuotaSettings(), 1_000, None)
-    for number in range(100):
-        usage.take("acme", [paged(number)])
-    assert usage.surplus(()) == []
-
-
 def test_a_manifest_that_does_not_describe_its_identity_is_no_tenant_s() -> None:
     ours = manifest_of(Identity(model_of_tenant("acme", "m")), LAYOUT)
     forged = Manifest()

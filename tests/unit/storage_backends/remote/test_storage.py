@@ -306,14 +306,6 @@ def test_pages_are_touched_at_their_own_servers_and_those_of_unknown_identities_
         assert held(storage, 4) == [0, 2, 3]
 
 
-def test_where_all_are_gone_it_is_a_retryable_error(two: TwoServers) -> None:
-    for running in two.servers:
-        running.stop()
-    with pytest.raises(StorageError) as caught:
-        two.storage.exists([label(number) for number in range(9)])
-    assert caught.value.retryable
-
-
 def test_where_calls_are_refused_all_are_over_before_the_caller_is_told(two: TwoServers) -> None:
     labels = [label(number) for number in range(40)]
     waited: list[str] = []
