@@ -6,6 +6,11 @@ LOST = ("tests/unit/core/test_nothing_lost.py",)
 READS = ("tests/unit/core/test_deadlines.py",)
 METRICS = ("tests/unit/core/test_metrics.py",)
 WINDOWS = ("tests/unit/core/test_superseded_windows.py",)
+RANKS = ("tests/unit/core/test_ranks.py",)
+AGREED = "[Readiness(*row) for row in bits[1:].reshape(len(ours), -1).tolist()]"
+NOT_AGREED = (
+    "[Readiness(*row)._replace({0}=mine.{0}) for mine, row in zip(ours, bits[1:].reshape(len(ours), -1).tolist())]"
+)
 
 TRANSFERS_MUTANTS = [
     Mutant(
@@ -201,6 +206,27 @@ TRANSFERS_MUTANTS = [
         "fetch.reading, true_for_all(self._ranks, fetch.job.whole))",
         "fetch.reading, fetch.job.whole)",
         tests=READS,
+    ),
+    Mutant(
+        "a rank saves at an eviction what another could not",
+        "controller/backup.py",
+        "if not self._ranks.agree(np.array([error is None], np.bool_))[0]:",
+        "if error is not None:",
+        tests=RANKS,
+    ),
+    Mutant(
+        "a rank gives back pages that another has in quarantine",
+        "controller/controller.py",
+        AGREED,
+        NOT_AGREED.format("free"),
+        tests=RANKS,
+    ),
+    Mutant(
+        "a transfer is too late by a rank's own clock",
+        "controller/controller.py",
+        AGREED,
+        NOT_AGREED.format("in_time"),
+        tests=RANKS,
     ),
     Mutant(
         "the budget of prefetches leaks",

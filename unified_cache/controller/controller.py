@@ -150,8 +150,6 @@ class ThreadWorkers:
 
         def finish(call: BoundedCall[Again | None]) -> None:
             error = call.take_error()
-            if isinstance(error, StorageTimeoutError):
-                job.stop()  # its thread may go on with it
             self._finished.append((operation, None if error is None else failure_of(job, error)))
             self._has_finished.set()
 

@@ -57,13 +57,6 @@ def test_a_backup_that_stored_nothing_says_so(answer: Answer, reason: LeftOut) -
     assert (operation.tally.stored, operation.tally.left_out) == (0, {reason: PROMPT_PAGES})
 
 
-def test_without_storage_no_page_is_offered() -> None:
-    toy = engine()
-    operation = over(toy.cache, toy.cache.backup(serve(toy, 4), Level.DURABLE))
-    tally = operation.tally
-    assert (operation.pages_count, tally.arrived, tally.stored, tally.left_out) == (PROMPT_PAGES, PROMPT_PAGES, 0, {})
-
-
 # ---- offering ----------------------------------------------------------------------------------------------------
 
 

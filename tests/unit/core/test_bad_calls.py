@@ -129,30 +129,15 @@ CALLS: dict[str, Callable[[Used], object]] = {
     "a prompt of other pages": lambda u: u.cache.match(Prompt.of(tokens(1), 8)),
     "tokens that are none": lambda u: u.cache.prompt([1.5] * PAGE),
     "a namespace that is a name": lambda u: u.cache.prompt(tokens(1), "tenant"),  # type: ignore[arg-type]
-    "tokens without a prompt": lambda u: u.cache.match([1, 2, 3]),  # type: ignore[arg-type]
-    **{
-        f"no prompt to {name}": call
-        for name, call in {
-            "load": lambda u: u.cache.load([1]),
-            "back up": lambda u: u.cache.backup([1]),
-            "prefetch": lambda u: u.cache.prefetch([1]),
-            "insert": lambda u: u.cache.insert([1], u.mine, u.lock),
-        }.items()
-    },
-    "a prompt in place of its match": lambda u: u.cache.lock(u.longer),  # type: ignore[arg-type]
     "a text for a level": lambda u: u.cache.backup(u.longer, "durable"),  # type: ignore[arg-type]
-    "no lock": lambda u: u.cache.release(None),  # type: ignore[arg-type]
     "slots of a lock given back": lambda u: u.cache.slots(u.released),
     "slots of a component that there is not": lambda u: u.cache.slots(u.lock, 3),
     "slots of a component from the end": lambda u: u.cache.slots(u.lock, -1),
     "room of a component that there is not": lambda u: u.cache.available(3),
-    "a number of pages": lambda u: u.cache.allocate(4),  # type: ignore[arg-type]
-    "masks that are lists": lambda u: u.cache.allocate([[True]] * 3),  # type: ignore[list-item]
     **{f"a deadline of {time_s}": prefetch_by(time_s) for time_s in (0, -1.0, math.nan, "soon")},
     **{f"masks of {kind}": allocate_masks_of(kind) for kind in ("int64", "uint8", "float32")},
     "masks of numbers to trim": lambda u: u.cache.trim(u.mine, [np.ones(2, np.int64)] * 3),
     "masks with a side of their own": lambda u: u.cache.allocate([np.ones((2, 1), np.bool_)] * 3),
-    "slots that are lists": lambda u: u.cache.free([given.tolist() for given in u.mine]),
     "slots that are fractions": lambda u: u.cache.insert(
         u.longer, [given.astype(np.float64) for given in u.mine], u.lock
     ),

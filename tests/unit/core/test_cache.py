@@ -2,7 +2,6 @@
 
 import re
 import threading
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +12,7 @@ from tests.support.components import toy_components
 from tests.support.operations import over, present, serve, tokens
 from tests.support.store_calls import ScriptedStorage
 from unified_cache.cache.cache import UnifiedCache
-from unified_cache.controller import InlineWorkers, OperationState, TransferKind
+from unified_cache.controller import InlineWorkers, OperationState
 from unified_cache.controller.memory import DevicePool
 from unified_cache.core.config import CacheConfig, GuardConfig
 from unified_cache.core.errors import (
@@ -29,33 +28,12 @@ from unified_cache.core.pool import Identity, ModelLayout, Tier
 from unified_cache.core.window import SPAN_ALL
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Store
-from unified_cache.storage_backends.url import open_storage
 from unified_cache.storage_backends.wrappers.layer import Method
 
 
 def engine(*, device: int = 8, host: int = 0, storage: Store | None = None, threads: bool = False) -> ToyEngine:
     workers = None if threads else InlineWorkers()
     return ToyEngine(toy_layout((SPAN_ALL,), 16), (device,), (host,), storage, workers)
-
-
-@pytest.mark.parametrize("url", ["memory:", "file:{}"])
-def test_a_page_comes_back_from_every_tier_byte_by_byte(url: str, tmp_path: Path) -> None:
-    toy = engine(device=4, host=4, storage=open_storage(url.format(tmp_path / "store")), threads=True)
-    cache = toy.cache
-    prompt = cache.prompt(tokens(4))
-    serve(toy, 4)
-    over(cache, cache.backup(prompt))
-    serve(toy, 4, first=1000)
-    found = cache.match(prompt)
-    assert (found.device_end, found.host_end) == (0, 4)
-    over(cache, cache.backup(cache.prompt(tokens(4, 1000))))
-    assert cache.match(prompt).host_end == 0
-    over(cache, cache.prefetch(prompt))
-    cache.load(prompt)
-    (load,) = cache.wait_all(5)
-    assert (load.kind, load.state, load.pages_count) == (TransferKind.LOAD, OperationState.DONE, 4)
-    assert toy.read_back(prompt) == 4
-    assert cache.close() == []
 
 
 def test_what_lies_behind_another_picture_comes_back_from_no_tier_and_the_text_before_it_does() -> None:

@@ -98,34 +98,6 @@ def make_calls_small(monkeypatch: pytest.MonkeyPatch, layout: ModelLayout) -> No
         monkeypatch.setattr(f"unified_cache.controller.jobs.{name}", 4 * len(layout.pools))
 
 
-@every_layout
-def test_what_came_before_the_deadline_is_used_and_what_comes_after_it_is_for_others(
-    layout: ModelLayout, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    make_calls_small(monkeypatch, layout)
-    timed = Timed(layout)
-    cache, prompt = timed.cache, timed.prompt
-    operation = started(cache.prefetch(prompt, deadline_s=1.0))
-    ends: list[int] = []
-
-    def at_deadline() -> None:  # a part has come
-        timed.clock.now_s = 1.0
-        assert cache.poll() == [operation]
-        ends.extend((cache.match(prompt).host_end, operation.pages_count))
-
-    timed.during_get(1, at_deadline)
-    timed.run_until_over()
-    end, told = ends
-    assert 0 < end < 16
-    assert told == end
-    assert operation.pages_count == end, "what was told stays what it was"
-    kept = pages_on(cache, prompt, Tier.HOST)[0]
-    assert kept == set(range(len(kept)))
-    assert end < len(kept) < 16, "the call that was under way is kept, and none after it was begun"
-    assert timed.gets_count == 2
-    check_tables(cache, [])
-
-
 ENDS = ("deadline", "finished early", "cancelled", "too late", "store late", "store fails")
 
 

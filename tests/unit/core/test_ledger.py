@@ -153,30 +153,23 @@ REACHED = {0: [], 1: [1], 2: [PAGES]}
 
 
 @pytest.mark.parametrize("windows_left", REACHED)
-def test_a_load_without_room_for_windows_begins_once_and_cuts_nothing(windows_left: int, begun: list[int]) -> None:
-    toy = conversation(device_windows=8, host_windows=2 * PAGES, backed_up=True)
-    take_windows(toy, Tier.DEVICE, all_but=windows_left)
-    tree, prompt = toy.cache._ledger.tree, toy.cache.prompt(tokens(PAGES))
-    found = tree.match(prompt)
-    assert (found.device_end, found.host_end) == (0, PAGES)
+@pytest.mark.parametrize("loads", [True, False], ids=["load", "backup"])
+def test_a_transfer_without_room_for_windows_begins_once_and_cuts_nothing(
+    loads: bool, windows_left: int, begun: list[int]
+) -> None:
+    device_windows, host_windows = (8, 2 * PAGES) if loads else (2 * PAGES, 8)
+    toy = conversation(device_windows=device_windows, host_windows=host_windows, backed_up=loads)
+    take_windows(toy, Tier.DEVICE if loads else Tier.HOST, all_but=windows_left)
+    cache, tree, prompt = toy.cache, toy.cache._ledger.tree, toy.cache.prompt(tokens(PAGES))
     begun.clear()
     nodes_count = len(list(tree.nodes()))
-    operation = over(toy.cache, toy.cache.load(prompt))
-    assert begun == REACHED[windows_left]
-    assert (operation.error, operation.pages_count, len(list(tree.nodes()))) == (None, windows_left, nodes_count)
-    assert tree.match(prompt).device_end == sum(begun)
-
-
-@pytest.mark.parametrize("windows_left", REACHED)
-def test_a_backup_without_room_for_windows_begins_once_and_cuts_nothing(windows_left: int, begun: list[int]) -> None:
-    toy = conversation(device_windows=2 * PAGES, host_windows=8, backed_up=False)
-    take_windows(toy, Tier.HOST, all_but=windows_left)
-    tree, prompt = toy.cache._ledger.tree, toy.cache.prompt(tokens(PAGES))
-    nodes_count = len(list(tree.nodes()))
-    operation = over(toy.cache, toy.cache.backup(prompt))
-    assert begun[:1] == REACHED[windows_left], "after that come the windows that were kept at other ends"
+    operation = over(cache, cache.load(prompt) if loads else cache.backup(prompt))
+    first = begun if loads else begun[:1]  # after that a backup begins at the other ends whose windows were kept
+    assert first == REACHED[windows_left]
     assert (operation.error, len(list(tree.nodes()))) == (None, nodes_count)
-    assert tree.match(prompt).full_end(Tier.HOST) == sum(begun[:1])
+    found = tree.match(prompt)
+    assert (found.device_end if loads else found.full_end(Tier.HOST)) == sum(first)
+    assert operation.pages_count == windows_left or not loads
 
 
 def test_pages_that_are_there_already_are_no_room_for_those_to_come(begun: list[int]) -> None:

@@ -56,16 +56,6 @@ def test_a_request_counts_once_when_it_locks_and_its_pages_as_the_tier_that_they
     assert cache.stats().lookups == LookupCounts(3, Hits(device=2 + 6, storage=2 + 4), missed_pages=0 + 2 + 2)
 
 
-def test_what_another_request_computes_meanwhile_comes_from_the_device() -> None:
-    toy = engine(MemoryStorage())
-    waiting = toy.cache.prompt(tokens(4))
-    toy.cache.match(waiting)
-    serve(toy, 4)
-    lock = toy.cache.lock(toy.cache.match(waiting))
-    assert lock.hits == Hits(device=4)
-    toy.cache.release(lock)
-
-
 def test_evictions_are_counted_by_component_and_tier() -> None:
     toy = engine()
     for number in range(4):

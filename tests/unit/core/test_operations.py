@@ -1,9 +1,8 @@
 """A transfer's life: cancelled, late, stopped, in quarantine behind a store that hangs, detached."""
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from threading import Event, Timer, get_ident
-from threading import enumerate as living_threads
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from threading import Event, Timer
 
 import pytest
 
@@ -24,7 +23,7 @@ from tests.support.store_calls import ScriptedStorage, at, raising
 from unified_cache.cache.cache import UnifiedCache
 from unified_cache.controller import NotStarted, Operation, OperationState, ThreadWorkers, TransferKind
 from unified_cache.controller.ranks.group import LocalRanks
-from unified_cache.core.config import CacheConfig, GuardConfig
+from unified_cache.core.config import GuardConfig
 from unified_cache.core.errors import (
     CancelledError,
     ClosedError,
@@ -282,6 +281,30 @@ def test_a_guarded_store_that_hangs_costs_misses_and_closes_in_time() -> None:
     assert cache.close() == []
 
 
+def test_another_worker_takes_the_place_of_one_that_hangs_until_too_many_do_and_none_goes_on_with_its_job(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("unified_cache.controller.jobs.BATCH_OBJECTS", 1)
+    store, let_go = stuck_in(Method.PUT)
+    guard = GuardConfig(deadline_s=0.3, calls_max=2, breaker_failures_max=9)
+    toy = engine(store, workers=ThreadWorkers.start(storage=1), guard=guard, layout=FULL, device=12)
+    cache = toy.cache
+
+    def failed(number: int) -> Operation:
+        operation = started(cache.backup(serve(toy, 2, first=1000 * number)))
+        wait_for(lambda: bool(cache.poll()), PATIENCE_S)
+        return operation
+
+    assert [type(failed(number).error) for number in range(3)] == [StorageTimeoutError] * 2 + [StorageError]
+    assert store.calls.count(Method.PUT) == 2, "for the third no thread was free"
+    let_go.set()
+    cache.wait_all(PATIENCE_S)
+    assert store.calls.count(Method.PUT) == 2, "what was late is over"
+    assert over(cache, cache.backup(cache.prompt(tokens(2)))).state is OperationState.DONE
+    cache.check()
+    assert cache.close() == []
+
+
 def test_workers_have_one_deadline_together_to_end_their_jobs() -> None:
     workers, (store, let_go) = ThreadWorkers.start(copy=1, storage=5), stuck_in(Method.EXISTS)
     toy = engine(store, workers=workers)
@@ -374,91 +397,3 @@ def test_detaching_ends_what_moves_and_keeps_what_has_come() -> None:
     assert (operation.state, operation.pages_count, out_pages(cache)) == (OperationState.DONE, 0, 0)
     assert cache.prefetch(cache.prompt(tokens(6))) is NotStarted.NO_STORAGE
     cache.check()
-
-
-def test_unless_somebody_says_otherwise_a_store_is_guarded() -> None:
-    assert CacheConfig((1,), (1,)).guard == GuardConfig()
-
-
-# ---- stores that do not return in time, behind the guard and workers on threads --------------------------------------
-
-
-PAGES = 2
-"""Of a prompt."""
-GUARD = GuardConfig(deadline_s=0.5, calls_max=2, breaker_failures_max=9)
-
-
-@dataclass
-class HangingReads:
-    """A store that holds six prompts, whose gets hang while they are told to, and then return after all."""
-
-    backend: ScriptedStorage = field(default_factory=ScriptedStorage)
-    hangs: bool = False
-    let_go: Event = field(default_factory=Event)
-    callers: list[int] = field(default_factory=list)
-    """Threads of gets."""
-
-    def open_cache(self) -> UnifiedCache:
-        """Open a cache with workers on threads over it."""
-        toy = engine(self.backend, layout=FULL, device=16)
-        for first in range(6):
-            over(toy.cache, toy.cache.backup(serve(toy, PAGES, first * 1000)))
-        self.backend.before[Method.GET] = self._hang
-        return toy.reopen(self.backend, ThreadWorkers.start(storage=2), guard=GUARD, close_timeout_s=2.0)
-
-    def _hang(self) -> None:
-        self.callers.append(get_ident())
-        assert not self.hangs or self.let_go.wait(PATIENCE_S)
-
-
-@pytest.fixture
-def store() -> Iterator[HangingReads]:
-    store = HangingReads()
-    yield store
-    store.let_go.set()
-
-
-def prefetched(cache: UnifiedCache, number: int) -> Operation:
-    """Prefetch a prompt and wait until its outcome is known."""
-    operation = started(cache.prefetch(cache.prompt(tokens(PAGES, number * 1000))))
-
-    def is_known() -> bool:
-        cache.poll()
-        return operation.state is not OperationState.RUNNING
-
-    wait_for(is_known, PATIENCE_S)
-    return operation
-
-
-def storage_threads() -> list[str]:
-    return [thread.name for thread in living_threads() if thread.name.startswith("storage-")]
-
-
-def test_calls_of_workers_run_on_the_workers_own_threads(store: HangingReads) -> None:
-    cache = store.open_cache()
-    for number in range(4):
-        assert prefetched(cache, number).pages_count == PAGES
-    names = {thread.ident: thread.name for thread in living_threads()}
-    assert {names[caller] for caller in store.callers} <= {"storage-0", "storage-1"}
-    assert cache.close() == []
-
-
-def test_another_worker_takes_the_place_of_one_that_hangs_until_too_many_do(store: HangingReads) -> None:
-    cache = store.open_cache()
-    assert [prefetched(cache, number).pages_count for number in (4, 5)] == [PAGES] * 2
-    before = len(storage_threads())
-    store.hangs = True
-    for number in range(2):
-        assert isinstance(prefetched(cache, number).error, StorageTimeoutError)
-    callers_count = len(store.callers)
-    refused = prefetched(cache, 2)
-    assert type(refused.error) is StorageError
-    assert "no thread is free" in str(refused.error)
-    assert (len(store.callers), refused.is_released) == (callers_count, True)
-    store.hangs = False
-    store.let_go.set()
-    cache.wait_all(PATIENCE_S)
-    wait_for(lambda: len(storage_threads()) <= before + 1)
-    assert prefetched(cache, 3).pages_count == PAGES
-    cache.check()
-    assert cache.close() == []

@@ -17,13 +17,11 @@ from tests.support.store_calls import ScriptedStorage, raising
 from unified_cache.cache.cache import UnifiedCache
 from unified_cache.components import Full
 from unified_cache.controller import NotStarted, OperationState, TransferKind
+from unified_cache.controller.memory import TieredMemory
 from unified_cache.controller.ranks.group import (
     LocalRanks,
     RankGroup,
-    check_alike,
-    failed_ranks,
     pools_to_store,
-    together,
 )
 from unified_cache.core.config import WritePolicy
 from unified_cache.core.errors import (
@@ -36,7 +34,7 @@ from unified_cache.core.errors import (
     StorageTimeoutError,
     WaitTimeoutError,
 )
-from unified_cache.core.pool import Identity, ModelLayout, Pages, PoolSpec, Tier
+from unified_cache.core.pool import Identity, ModelLayout, Pages, PoolSpec, Slots, Tier
 from unified_cache.core.seal import Label
 from unified_cache.core.shards import Extent, Shard
 from unified_cache.core.window import SPAN_ALL
@@ -83,23 +81,6 @@ def test_ranks_that_ask_different_questions_are_lost_to_each_other() -> None:
     assert same(in_threads(2, live))
 
 
-def test_a_value_that_differs_is_refused_by_all() -> None:
-    def live(ranks: ThreadRanks) -> str:
-        check_alike(ranks, "the name", "same")
-        with pytest.raises(ConfigError, match="the name must be the same on all 3 ranks") as refused:
-            check_alike(ranks, "the name", "a" if ranks.rank < 2 else "b")
-        return str(refused.value)[:-1]
-
-    assert len(in_threads(3, live)) == 3
-
-
-def test_failures_are_reported_with_their_ranks() -> None:
-    def live(ranks: ThreadRanks) -> list[list[int]]:
-        return failed_ranks(ranks, [ranks.rank == 1, False, ranks.rank != 1])
-
-    assert same(in_threads(3, live)) == [[1], [], [0, 2]]
-
-
 def test_of_a_pool_that_all_ranks_hold_alike_the_first_rank_stores_the_pages() -> None:
     layout = ModelLayout(PAGE, (Full((PoolSpec("kv", 8, replicated=True),)),))
 
@@ -108,22 +89,6 @@ def test_of_a_pool_that_all_ranks_hold_alike_the_first_rank_stores_the_pages() -
         return sorted(pools_to_store(ranks, identity, layout))
 
     assert in_threads(3, live) == [["kv"], [], []]
-
-
-def test_what_fails_on_one_rank_fails_on_all_with_its_own_error_where_it_did() -> None:
-    def live(ranks: ThreadRanks) -> str:
-        def copy(failing: int) -> None:
-            with together(ranks, "copying"):
-                if ranks.rank == failing:
-                    raise CopyError("no")
-
-        copy(-1)
-        with pytest.raises((CopyError, RankError)) as failed:
-            copy(1)
-        return repr(failed.value)
-
-    other = "RankError('copying failed on ranks [1]')"
-    assert in_threads(3, live) == [other, "CopyError('no')", other]
 
 
 # ---- opening -----------------------------------------------------------------------------------------------------
@@ -233,13 +198,29 @@ class DecliningOnce(Declining):
         return self.left >= 0
 
 
+class BrokenBus(TieredMemory):
+    """Copies nothing to the host once it is told so."""
+
+    is_broken = False
+
+    def backup(self, pool: PoolSpec, source: Slots, target: Slots) -> None:
+        if self.is_broken:
+            raise CopyError("the bus is gone")
+        super().backup(pool, source, target)
+
+
+@pytest.mark.parametrize("copies", [True, False])
 @pytest.mark.parametrize("troubled", [None, 0, 1])
-def test_what_eviction_saves_on_one_rank_it_saves_on_all(troubled: int | None) -> None:
+def test_what_eviction_saves_on_one_rank_it_saves_on_all(troubled: int | None, copies: bool) -> None:
+    """One of them has no room for it, or cannot copy it."""
+
     def live(ranks: ThreadRanks) -> tuple[int, int, str]:
-        toy = engine(layout=FULL, ranks=ranks, write=WritePolicy.BACK, dirty_share=1.0)
+        toy = engine(layout=FULL, ranks=ranks, write=WritePolicy.BACK, dirty_share=1.0, memory=BrokenBus)
         cache = toy.cache
+        assert isinstance(cache._memory, BrokenBus)
+        cache._memory.is_broken = not copies and ranks.rank == troubled
         host = cache._ledger._allocators[Tier.HOST]
-        if ranks.rank == troubled:
+        if copies and ranks.rank == troubled:
             host[0] = FlakyAllocator(host[0].capacity, DecliningOnce(random.Random(0), 1.0))
         prompt = serve(toy, 4)
         room = cache._ledger.capacity(Tier.DEVICE, 0)
