@@ -117,11 +117,9 @@ def seal_buffers(buffers: Sequence[memoryview], label: Label, version: int = FOR
     """Write the header of a page into its buffers; the payload, all bytes after the header, is complete."""
     payload = payload_of(buffers)
     header = header_of(label, sum(map(len, payload)), checksum_of(payload), version)
-    start = 0
     for buffer in buffers:
-        end = min(start + len(buffer), HEADER_BYTES)
-        buffer[: end - start] = header[start:end]
-        start = end
+        part, header = header[: len(buffer)], header[len(buffer) :]
+        buffer[: len(part)] = part
 
 
 def relabelled(header: bytes, label: Label) -> bytes:
