@@ -99,37 +99,24 @@ def test_a_prompt_that_leaves_its_last_page_as_it_is_is_reused_whole(
 
 
 @every_layout
-def test_a_prompt_on_the_host_is_loaded_up_to_the_last_page(layout: ModelLayout) -> None:
-    toy = engine(layout=layout, device=24)
-    prompt = prompt_of(toy.cache)
-    serve(toy, prompt)
-    move(toy, toy.cache.backup, prompt=prompt)
-    toy.forget()
-    found = toy.cache.match(prompt)
-    assert (found.device_end, found.host_end) == (0, 7)
-    move(toy, toy.cache.load, prompt=prompt)
-    assert toy.cache.traffic()[TransferKind.LOAD].component_pages[0] == 7
-    assert serve(toy, prompt) == 7
-    toy.forget()
-    longer = prompt_of(toy.cache, PAGES + 1)
-    move(toy, toy.cache.load, prompt=longer)
-    assert serve(toy, longer) == 8
-
-
-@every_layout
-def test_a_prompt_in_storage_is_prefetched_up_to_the_last_page(layout: ModelLayout) -> None:
-    toy = engine(MemoryStorage(), layout=layout, device=24)
-    cache = toy.cache
-    prompt = prompt_of(cache)
+@pytest.mark.parametrize("kind", [TransferKind.LOAD, TransferKind.PREFETCH])
+def test_a_prompt_below_the_device_is_brought_up_to_the_last_page(layout: ModelLayout, kind: TransferKind) -> None:
+    is_stored = kind is TransferKind.PREFETCH
+    toy = engine(MemoryStorage() if is_stored else None, layout=layout, device=24)
+    cache, prompt = toy.cache, prompt_of(toy.cache)
+    legs = (cache.prefetch, cache.load) if is_stored else (cache.load,)
+    forget = cache.reset if is_stored else toy.forget
     serve(toy, prompt)
     move(toy, cache.backup, prompt=prompt)
-    cache.reset()
-    move(toy, cache.prefetch, cache.load, prompt=prompt)
-    assert cache.traffic()[TransferKind.PREFETCH].component_pages[0] == 7
+    forget()
+    found = cache.match(prompt)
+    assert (found.device_end, found.host_end) == (0, 0 if is_stored else 7)
+    move(toy, *legs, prompt=prompt)
+    assert cache.traffic()[kind].component_pages[0] == 7
     assert [serve(toy, prompt) for _ in range(2)] == [7, 7]
-    cache.reset()
+    forget()
     longer = prompt_of(cache, PAGES + 1)
-    move(toy, cache.prefetch, cache.load, prompt=longer)
+    move(toy, *legs, prompt=longer)
     assert serve(toy, longer) == 8, "backups keep the last page, and its windows"
 
 
@@ -151,36 +138,21 @@ def test_windows_are_kept_at_the_end_and_a_page_before_it_once() -> None:
 
 
 @every_layout
-@pytest.mark.parametrize("policy", [WritePolicy.THROUGH, WritePolicy.SELECTIVE])
+@pytest.mark.parametrize("policy", [WritePolicy.THROUGH, WritePolicy.SELECTIVE, WritePolicy.BACK])
+@pytest.mark.parametrize("pages", [1, PAGES])
 def test_write_policies_copy_the_last_page_too_and_the_windows_at_both_ends(
-    layout: ModelLayout, policy: WritePolicy
+    layout: ModelLayout, policy: WritePolicy, pages: int
 ) -> None:
     toy = engine(layout=layout, device=24, write=policy)
     cache = toy.cache
-    for _ in range(2):
-        serve(toy, prompt_of(cache))
+    prompt = prompt_of(cache, pages)
+    for _ in range(1 if policy is WritePolicy.BACK else 2):
+        serve(toy, prompt)
         cache.wait_all(5)
-    assert held_windows(cache, prompt_of(cache), Tier.HOST)[-2:] == [True, True]
-
-
-@every_layout
-def test_what_the_device_evicts_before_its_turn_is_copied_with_the_windows_at_both_ends(layout: ModelLayout) -> None:
-    toy = engine(layout=layout, device=24, write=WritePolicy.BACK)
-    cache = toy.cache
-    prompt = prompt_of(cache)
-    serve(toy, prompt)
-    assert not any(held_windows(cache, prompt, Tier.HOST))
-    toy.forget()
-    assert held_windows(cache, prompt, Tier.HOST)[-2:] == [True, True]
-
-
-def test_a_prompt_of_one_page_that_is_asked_again_is_written_under_the_selective_policy() -> None:
-    toy = engine(layout=FULL, device=24, write=WritePolicy.SELECTIVE)
-    cache = toy.cache
-    prompt = prompt_of(cache, 1)
-    assert [serve(toy, prompt) for _ in range(2)] == [0, 0]
-    cache.wait_all(5)
-    assert held_windows(cache, prompt, Tier.HOST) == [True]
+    if policy is WritePolicy.BACK:
+        assert not any(held_windows(cache, prompt, Tier.HOST))
+        toy.forget()
+    assert all(held_windows(cache, prompt, Tier.HOST)[-2:])
 
 
 # ---- what goes first -------------------------------------------------------------------------------------------------

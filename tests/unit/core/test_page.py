@@ -189,6 +189,9 @@ def test_no_tokens_name_a_page_as_media_do() -> None:
 def test_media_outside_the_tokens_or_over_each_other_are_an_error(media: list[MediaItem]) -> None:
     with pytest.raises(InputError):
         Prompt.of([7] * 64, 16, media=media)
+    for start, digest in ((0, ""), (0, b"cat"), (0, "\ud800"), (0, None), (0, 5), (0.5, "cat")):
+        with pytest.raises(InputError):
+            MediaItem(start, 4, digest)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("kind", [np.int8, np.uint8, np.int32, np.uint64])
@@ -204,14 +207,6 @@ def test_media_placed_by_numbers_of_numpy_are_those_of_int_and_never_wrap(
         assert placed(kind, start, 4, 64).keys == placed(int, start, 4, 64).keys
     with pytest.raises(InputError):
         placed(kind, 100, 100, 120)
-
-
-def test_a_medium_without_a_digest_is_an_error() -> None:
-    for digest in ("", b"cat", "\ud800", None, 5):
-        with pytest.raises(InputError):
-            MediaItem(0, 4, digest)  # type: ignore[arg-type]
-    with pytest.raises(InputError):
-        MediaItem(0.5, 4, "cat")  # type: ignore[arg-type]
 
 
 def test_a_head_has_the_same_keys_whether_they_were_computed_before_or_not() -> None:
