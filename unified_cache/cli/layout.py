@@ -116,7 +116,7 @@ def layout_as_json(sized: SizedLayout) -> dict[str, object]:
         "components": [
             {
                 "name": component.name,
-                "hit_policy": None if (policy := component.hit_policy) is None else policy.value,
+                "hit_policy": component.hit_policy,
                 "span_pages": None if component.span == SPAN_ALL else component.span,
                 "page_bytes": sum(pool.page_bytes for pool in component.pools),
             }

@@ -400,7 +400,7 @@ def stat_as_json(
             "components": [
                 {
                     "name": component.name,
-                    "hit_policy": None if (policy := component.hit_policy) is None else policy.value,
+                    "hit_policy": component.hit_policy,
                     "span_pages": None if component.span in (SPAN_ALL, SPAN_UNKNOWN) else component.span,
                     "page_size": layout.page_size_of(component),
                     "pools": [{"name": pool.name, "page_bytes": pool.page_bytes} for pool in component.pools],

@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from enum import Enum, IntEnum
+from enum import IntEnum
 from numbers import Integral
 from operator import index
 
@@ -71,13 +71,6 @@ class Tier(IntEnum):
 
     DEVICE = 0
     HOST = 1
-
-
-class HitPolicy(Enum):
-    """Window of a component in storage's words. As PoolHitPolicy in SGLang 0.5.23."""
-
-    ALL_PAGES = "all_pages"
-    TRAILING_PAGES = "trailing_pages"
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,11 +144,11 @@ class Component:
             raise LayoutError(f"component {self.name} needs at least one pool")
 
     @property
-    def hit_policy(self) -> HitPolicy | None:
-        """The span in the words that SGLang's storage interface uses; None where it is unknown."""
+    def hit_policy(self) -> str | None:
+        """The span in the words of PoolHitPolicy in SGLang 0.5.23; None where it is unknown."""
         if self.span == SPAN_UNKNOWN:
             return None
-        return HitPolicy.ALL_PAGES if self.span == SPAN_ALL else HitPolicy.TRAILING_PAGES
+        return "all_pages" if self.span == SPAN_ALL else "trailing_pages"
 
 
 @dataclass(frozen=True, slots=True)

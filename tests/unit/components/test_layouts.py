@@ -25,7 +25,6 @@ from unified_cache.components.layouts import (
 from unified_cache.components.layouts.hf_config import DRAFT_LAYERS
 from unified_cache.components.layouts.presets import PRESET_ALIASES
 from unified_cache.core.errors import LayoutError
-from unified_cache.core.pool import HitPolicy
 from unified_cache.core.seal import HEADER_BYTES
 from unified_cache.core.window import SPAN_ALL
 
@@ -123,7 +122,7 @@ def test_deepseek_v32_has_the_published_sizes(dtype: str | None, row: int, token
     assert pool_bytes(sized) == {"kv": 61 * 64 * row, "indexer": 61 * 8_448}
     assert (row * 61, row * 61 + 132 * 61) == (token_bytes, total)
     assert sized.layout.page_bytes == total * 64
-    assert [component.hit_policy for component in sized.layout.components] == [HitPolicy.ALL_PAGES]
+    assert [component.hit_policy for component in sized.layout.components] == ["all_pages"]
 
 
 @pytest.mark.parametrize(
