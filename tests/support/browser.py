@@ -99,18 +99,9 @@ class BrowserTab:
         """Have the reader prefer light or dark."""
         await self.ask("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
 
-    async def press(self, key: str) -> None:
-        """Press and release a key."""
-        codes = {"Tab": 9, "Enter": 13, "ArrowLeft": 37, "ArrowRight": 39}
-        text = {"text": "\r"} if key == "Enter" else {}
-        for kind in ("keyDown", "keyUp"):
-            await self.ask(
-                "Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=codes[key], **text
-            )
-
-    async def picture(self, path: Path, *, whole: bool = False) -> None:
+    async def picture(self, path: Path) -> None:
         """Write a picture of the page."""
-        taken = await self.ask("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
+        taken = await self.ask("Page.captureScreenshot", format="png")
         path.write_bytes(base64.b64decode(taken["data"]))
 
     async def heap_bytes(self) -> int:

@@ -5,7 +5,6 @@ import os
 import re
 import subprocess
 import sys
-import threading
 from collections.abc import Iterable, Mapping
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
@@ -44,34 +43,6 @@ def ask(*arguments: str | Path) -> CommandResult:
     with redirect_stdout(out), redirect_stderr(err):
         status = run(list(map(str, arguments)))
     return CommandResult(status, out.getvalue(), err.getvalue())
-
-
-class RunningCommand:
-    """A command that goes on; ``lines`` are those that it logged so far."""
-
-    def __init__(self, *arguments: str | Path) -> None:
-        self.popen = subprocess.Popen(
-            [*COMMAND, *map(str, arguments)],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=without_torch(os.environ),
-            start_new_session=True,
-        )
-        self.lines: list[str] = []
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def end(self) -> int:
-        """Wait until the command ends; return its exit status."""
-        status = self.popen.wait(TIMEOUT_S)
-        self._reader.join(TIMEOUT_S)
-        return status
-
-    def _read(self) -> None:
-        assert self.popen.stderr is not None
-        with self.popen.stderr as lines:
-            self.lines.extend(lines)
 
 
 STARTS_MAX = 5

@@ -9,7 +9,7 @@ PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 FRAME_HEADER = struct.Struct(">BHBBI")
 """Length in one and two bytes, type, flags, stream."""
 
-DATA, HEADERS, RST_STREAM, SETTINGS, PING = 0, 1, 3, 4, 6
+HEADERS, RST_STREAM, SETTINGS, PING = 1, 3, 4, 6
 ACK = END_STREAM = 1
 END_HEADERS = 4
 METHOD_POST, SCHEME_HTTP = b"\x83", b"\x86"
@@ -34,11 +34,9 @@ class RawConnection:
         self._received = b""
         self.open: set[int] = set()
         """Calls that were begun and have not ended, as far as frames were read."""
-        self.is_closed = False
-        """Whether the server has closed the connection, as far as frames were read or written."""
 
-    def begin(self, path: str, calls_count: int, token: str = "") -> list[int]:
-        """Send the headers of calls, and no message; return their numbers."""
+    def begin(self, path: str, calls_count: int, token: str = "") -> None:
+        """Send the headers of calls, and no message."""
         block = METHOD_POST + SCHEME_HTTP + PATH + _string(path) + AUTHORITY + _string("localhost")
         headers = [("content-type", "application/grpc"), ("te", "trailers")]
         headers += [("authorization", f"Bearer {token}")] if token else []
@@ -46,20 +44,15 @@ class RawConnection:
         numbers = [next(self._numbers) for _ in range(calls_count)]
         self.open.update(numbers)
         self._write(b"".join(_frame(HEADERS, END_HEADERS, number, block) for number in numbers))
-        return numbers
-
-    def send(self, number: int, content: bytes) -> None:
-        """Send bytes of a call's messages."""
-        self._write(_frame(DATA, 0, number, content))
 
     def wait_until_open(self, calls_max: int, timeout_s: float) -> int:
         """Read frames until at most so many calls are open, or the time is over; return how many are."""
         ends_s = time.monotonic() + timeout_s
         while len(self.open) > calls_max and (left_s := ends_s - time.monotonic()) > 0:
-            self.read_for(left_s)
+            self._read_for(left_s)
         return len(self.open)
 
-    def read_for(self, timeout_s: float) -> None:
+    def _read_for(self, timeout_s: float) -> None:
         """Read the frames that are there; where there are none, wait so long for some."""
         self._socket.settimeout(timeout_s)
         try:
@@ -69,7 +62,7 @@ class RawConnection:
         except OSError:
             received = b""
         if not received:
-            self._set_closed()
+            self.open.clear()
         self._received += received
         self._read_frames()
 
@@ -77,16 +70,12 @@ class RawConnection:
         """Close the connection, with what is open on it."""
         self._socket.close()
 
-    def _set_closed(self) -> None:
-        self.is_closed = True
-        self.open.clear()
-
     def _write(self, content: bytes) -> None:
         self._socket.settimeout(self._timeout_s)
         try:
             self._socket.sendall(content)
         except OSError:
-            self._set_closed()
+            self.open.clear()
 
     def _read_frames(self) -> None:
         while len(self._received) >= FRAME_HEADER.size:

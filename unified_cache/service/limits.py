@@ -64,13 +64,7 @@ class Limits:
     @classmethod
     def of(cls, settings: LimitSettings) -> "Limits":
         """Return the bounds of a server with these settings."""
-        return cls(
-            calls_max=settings.calls_max,
-            connections_max=settings.connections_max,
-            shared_running_max=settings.shared_running_max,
-            page_bytes_max=settings.page_bytes_max,
-            call_s_max=settings.call_s_max,
-        )
+        return cls(**settings.model_dump())
 
     def channel_options(self) -> list[tuple[str, int]]:
         """Return the limits that gRPC itself enforces, as options of a server."""

@@ -106,6 +106,8 @@ class TimedCall:
         self._clock = timeouts.clock
         now_s = self._clock()
         self._ends_s = now_s + self._limits.call_s_max
+        self.peer = context.peer()
+        """Address and port that it comes from."""
         self.is_half_open = True
         """True until its first message has come."""
         self.late_s = min(now_s + self._limits.first_message_s, self._ends_s)

@@ -8,10 +8,9 @@ from typing import Generic, TypeVar
 from unified_cache.core.errors import ConfigError
 from unified_cache.core.settings.service import AccessSettings
 from unified_cache.service.access.callers import AuditEntry, Observer
+from unified_cache.storage_backends.remote.credentials import stamp_of
 
 Value = TypeVar("Value")
-
-_Stamp = tuple[tuple[int, int, int], ...]
 
 
 class Reloaded(Generic[Value]):
@@ -38,7 +37,7 @@ class Reloaded(Generic[Value]):
         self._clock = clock
         self._observer = observer
         self._changes = changes
-        self._stamp = self._stamp_now()
+        self._stamp = stamp_of(self._paths)
         self._value = read()
         self._looked_s = self._good_s = clock()
         self._is_failing = False
@@ -77,7 +76,7 @@ class Reloaded(Generic[Value]):
     def _look(self, now_s: float) -> None:
         self._looked_s = now_s
         try:
-            stamp = self._stamp_now()
+            stamp = stamp_of(self._paths)
             if self._is_failing or stamp != self._stamp:
                 before, self._value = self._value, self._read()
                 self._stamp = stamp
@@ -90,11 +89,3 @@ class Reloaded(Generic[Value]):
             left_s = self._pace.stale_s_max - (now_s - self._good_s)
             rest = f"for another {left_s:.0f} s" if left_s >= 0 else "no more"
             self._observer.anomaly("reload_failed", f"{error}; what was read before holds {rest}")
-
-    def _stamp_now(self) -> _Stamp:
-        try:
-            found = [path.stat() for path in self._paths]
-        except OSError as error:
-            raise ConfigError(f"{error.filename} must be a file that can be read: {error.strerror}") from error
-        # Of a change of owner or mode the time of modification tells nothing; that of the inode's change does.
-        return tuple((each.st_ctime_ns, each.st_size, each.st_ino) for each in found)

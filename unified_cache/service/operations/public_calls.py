@@ -3,6 +3,7 @@
 gRPC parses no message of theirs: a stream whose message its deserializer cannot read stays open in a server for ever.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from threading import Lock
@@ -25,8 +26,9 @@ _Reply = health_pb2.HealthCheckResponse
 class PublicCalls:
     """Places for public calls of one kind. Thread-safe.
 
-    Where all are taken, the oldest call that is still half open gives its place up: who sends headers alone cannot shut
-    out who also sends a message. Where each call has sent one, the new call is refused.
+    Where all are taken, a call that is still half open gives its place up: the oldest of the host, and there of the
+    connection, that has most of them. So who sends headers alone cannot shut out who also sends a message. Where each
+    call has sent one, the new call is refused.
     """
 
     def __init__(self, calls_max: int, timeouts: CallTimeouts) -> None:
@@ -58,12 +60,18 @@ class PublicCalls:
             self._open[call] = None
             if len(self._open) <= self._calls_max:
                 return True
-            silent = next(each for each in self._open if each.is_half_open)
-            del self._open[silent]
-        if silent is call:
-            return False
-        silent.cut("another call needed its place")
-        return True
+            silent = self._least_missed(call)
+            del self._open[silent or call]
+        if silent is not None:
+            silent.cut("another call needed its place")
+        return silent is not None
+
+    def _least_missed(self, entering: TimedCall) -> TimedCall | None:
+        """Return the call that is to make room; None if all but the entering one have sent a message."""
+        connections = Counter(call.peer for call in self._open)
+        hosts = Counter(_host(call.peer) for call in self._open)
+        half_open = [call for call in self._open if call.is_half_open and call is not entering]
+        return max(half_open, key=lambda call: (hosts[_host(call.peer)], connections[call.peer]), default=None)
 
 
 class HealthService:
@@ -106,3 +114,8 @@ def reflection_methods(places: PublicCalls, *services: str) -> grpc.GenericRpcHa
 
     method: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(answer)
     return grpc.method_handlers_generic_handler(reflection.SERVICE_NAME, {"ServerReflectionInfo": method})
+
+
+def _host(peer: str) -> str:
+    """Return where a connection comes from, without its port."""
+    return peer.rpartition(":")[0]

@@ -6,6 +6,7 @@ which last an hour, need no restart.
 
 import logging
 import ssl
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
@@ -17,7 +18,21 @@ from unified_cache.core.files import read_kept
 
 logger = logging.getLogger(__name__)
 
-_Stamp = tuple[tuple[int, int, int], ...]
+Stamp = tuple[tuple[int, int, int], ...]
+
+
+def stamp_of(paths: Sequence[Path]) -> Stamp:
+    """Return what changes with each file, its owner and mode too; zeros for one that is not there."""
+    found: list[tuple[int, int, int]] = []
+    for path in paths:
+        try:
+            status = path.stat()
+        except OSError:
+            found.append((0, 0, 0))
+        else:
+            # Of a change of owner or mode the time of modification tells nothing; that of the inode's change does.
+            found.append((status.st_ctime_ns, status.st_size, status.st_ino))
+    return tuple(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +72,7 @@ class ClientCredentials:
         self._files = files
         self._secure = secure
         self._guard = Lock()
-        self._stamp = self._stamp_now()
+        self._stamp = stamp_of(self._files.paths)
         self._read = self._read_now()
 
     def latest(self) -> ReadCredentials:
@@ -72,22 +87,11 @@ class ClientCredentials:
         return self._read
 
     def _look(self) -> None:
-        stamp = self._stamp_now()
+        stamp = stamp_of(self._files.paths)
         if stamp != self._stamp:
             # Before reading: what is written while it is read changes the files once more.
             self._stamp = stamp
             self._read = self._read_now()
-
-    def _stamp_now(self) -> _Stamp:
-        found: list[tuple[int, int, int]] = []
-        for path in self._files.paths:
-            try:
-                status = path.stat()
-            except OSError:
-                found.append((0, 0, 0))
-            else:
-                found.append((status.st_ctime_ns, status.st_size, status.st_ino))
-        return tuple(found)
 
     def _read_now(self) -> ReadCredentials:
         files = self._files
