@@ -16,8 +16,9 @@ from unified_cache.controller.operation import Job
 from unified_cache.controller.ranks.group import LocalRanks, RankGroup
 from unified_cache.core.page import Prompt
 from unified_cache.core.pool import Identity, ModelLayout
+from unified_cache.core.seal import Label
 from unified_cache.core.shards import Extent, Shard
-from unified_cache.core.window import SPAN_ALL
+from unified_cache.core.window import SPAN_ALL, window
 from unified_cache.storage_backends.protocol import Store
 
 Value = TypeVar("Value")
@@ -33,6 +34,11 @@ SETTLE_S = 30.0
 
 def tokens(pages: int, first: int = 0) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
     return np.arange(first, first + pages * PAGE, dtype=np.int32)
+
+
+def numbered_pages(*numbers: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+    """Return tokens that fill a page for each number, equal for equal numbers."""
+    return np.concatenate([np.arange(PAGE, dtype=np.int32) + 1000 * number for number in numbers])
 
 
 @dataclass
@@ -133,6 +139,18 @@ def prompt_of_pages(cache: UnifiedCache, pages: int, first: int = 0) -> Prompt:
 def serve(toy: ToyEngine, pages: int, first: int = 0) -> Prompt:
     """Serve the prompt of so many pages; return it."""
     return toy.run(prompt_of_pages(toy.cache, pages, first))
+
+
+def needed_labels(cache: UnifiedCache, prompt: Prompt) -> list[Label]:
+    """Return the names of all objects that a resume at the end of a prompt needs, component by component."""
+    owners = cache.identity.owners(cache.layout)
+    return [
+        Label(owners[pool.name], key, pool.name)
+        for component in cache.layout.components
+        for pool in component.pools
+        if pool.page_bytes
+        for key in prompt.keys[window(prompt.pages_count, component.span) :]
+    ]
 
 
 def started(operation: Operation | NotStarted) -> Operation:

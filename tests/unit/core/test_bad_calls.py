@@ -10,7 +10,7 @@ import torch
 
 from tests.sources import ROOT
 from tests.support.cache import ToyEngine
-from tests.support.operations import present
+from tests.support.operations import numbered_pages, present
 from unified_cache.cache.cache import UnifiedCache
 from unified_cache.components import Full, RecurrentState, SlidingWindow
 from unified_cache.controller import InlineWorkers
@@ -36,23 +36,19 @@ STATE = RecurrentState((PoolSpec("mamba", 48),))
 LAYOUT = ModelLayout(PAGE, (FULL, WINDOW, STATE))
 
 
-def tokens(*contents: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
-    return np.concatenate([np.arange(PAGE, dtype=np.int32) + 1000 * content for content in contents])
-
-
 class Used:
     """A cache in use: a request that holds a lock and slots, a prefix, and a lock that was given back."""
 
     def __init__(self) -> None:
         self.toy = ToyEngine(LAYOUT, (12, 8, 4), (12, 8, 4), None, InlineWorkers())
         self.cache = self.toy.cache
-        lock = present(self.toy.serve(self.cache.prompt(tokens(1, 2, 3))))
+        lock = present(self.toy.serve(self.cache.prompt(numbered_pages(1, 2, 3))))
         self.lock: Lock = lock
-        self.released = self.cache.lock(self.cache.match(self.cache.prompt(tokens(1, 2, 3))))
+        self.released = self.cache.lock(self.cache.match(self.cache.prompt(numbered_pages(1, 2, 3))))
         self.cache.release(self.released)
         mine = present(self.cache.allocate(self.cache.pages_to_allocate(3, 5, [5])))
         self.mine = mine
-        self.longer = self.cache.prompt(tokens(1, 2, 3, 4, 5))
+        self.longer = self.cache.prompt(numbered_pages(1, 2, 3, 4, 5))
 
     def snapshot(self) -> object:
         ledger = self.cache._ledger
@@ -126,9 +122,9 @@ CALLS: dict[str, Callable[[Used], object]] = {
     "slots of too few components": lambda u: u.cache.insert(u.longer, u.mine[:2], u.lock),
     "pages in the wrong order": lambda u: u.cache.pages_to_allocate(5, 3, [5]),
     "masks for other components": lambda u: u.cache.allocate(u.cache.pages_to_allocate(3, 5, [5])[:2]),
-    "a prompt of other pages": lambda u: u.cache.match(Prompt.of(tokens(1), 8)),
+    "a prompt of other pages": lambda u: u.cache.match(Prompt.of(numbered_pages(1), 8)),
     "tokens that are none": lambda u: u.cache.prompt([1.5] * PAGE),
-    "a namespace that is a name": lambda u: u.cache.prompt(tokens(1), "tenant"),  # type: ignore[arg-type]
+    "a namespace that is a name": lambda u: u.cache.prompt(numbered_pages(1), "tenant"),  # type: ignore[arg-type]
     "a text for a level": lambda u: u.cache.backup(u.longer, "durable"),  # type: ignore[arg-type]
     "slots of a lock given back": lambda u: u.cache.slots(u.released),
     "slots of a component that there is not": lambda u: u.cache.slots(u.lock, 3),
@@ -302,13 +298,14 @@ def test_numpys_integers_are_priorities_like_others() -> None:
         layout, CacheConfig(sizes, (0,), eviction=eviction), NoBytes(), InlineWorkers(), Identity("m"), None
     )
     for content, priority in enumerate(PRIORITIES):
-        prompt = cache.prompt(tokens(content), whole=True)
+        prompt = cache.prompt(numbered_pages(content), whole=True)
         slots = present(cache.allocate(cache.pages_to_allocate(0, 1, [1])))
         cache.release(cache.insert(prompt, slots, cache.lock(cache.match(prompt)), priority))
     gone: list[int] = []
     for _ in range(4):
         assert cache.allocate(cache.pages_to_allocate(0, 1, [1])) is not None
-        held = {content for content in range(4) if cache.match(cache.prompt(tokens(content), whole=True)).device_end}
+        prompts = [cache.prompt(numbered_pages(content), whole=True) for content in range(4)]
+        held = {content for content, prompt in enumerate(prompts) if cache.match(prompt).device_end}
         gone += [content for content in range(4) if content not in held and content not in gone]
     assert gone == [1, 2, 0, 3]
 
@@ -316,7 +313,7 @@ def test_numpys_integers_are_priorities_like_others() -> None:
 @pytest.mark.parametrize("leg", ["backup", "load"])
 def test_moving_to_a_host_that_has_no_pages_is_refused(leg: str) -> None:
     toy = ToyEngine(LAYOUT, (4, 4, 4), (0, 0, 0), None, InlineWorkers())
-    prompt = toy.cache.prompt(tokens(1, 2))
+    prompt = toy.cache.prompt(numbered_pages(1, 2))
     lock = present(toy.serve(prompt))
     before = toy.cache.stats()
     moving = {"backup": toy.cache.backup, "load": toy.cache.load}[leg]

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.cache import ToyEngine, oracle
-from tests.support.operations import over, present
+from tests.support.operations import numbered_pages, over, present
 from unified_cache.components import Full, RecurrentState, SlidingWindow
 from unified_cache.controller import InlineWorkers, TransferKind
 from unified_cache.core.config import CacheConfig, Retention
@@ -28,14 +28,9 @@ def engine(*components: Component, pages: int = 32, states: int = 8) -> ToyEngin
     return ToyEngine(ModelLayout(PAGE, (FULL, *components)), sizes, tuple(0 for _ in sizes), None, InlineWorkers())
 
 
-def tokens(*contents: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
-    """Make a prompt of whole pages, one number each."""
-    return np.concatenate([np.arange(PAGE, dtype=np.int32) + 1000 * content for content in contents])
-
-
 def serve(toy: ToyEngine, *contents: int) -> int:
     """Serve a prompt and let it go; return how many pages were resumed."""
-    prompt = toy.cache.prompt(tokens(*contents))
+    prompt = toy.cache.prompt(numbered_pages(*contents))
     resumed = toy.cache.match(prompt).device_end
     toy.run(prompt)
     toy.cache.check()
@@ -91,7 +86,7 @@ def test_one_page_evicted_of_the_windows_of_a_tail_leaves_an_end_to_resume_from(
     assert toy.cache.stats().occupancy[1].evictable == window_pages + 1
     assert toy.cache.allocate([np.ones(8 - window_pages, np.bool_)] * 2) is not None, "one page more than are free"
     assert toy.cache.stats().occupancy[1].evictable == window_pages
-    assert toy.cache.match(toy.cache.prompt(tokens(*contents))).device_end == 16
+    assert toy.cache.match(toy.cache.prompt(numbered_pages(*contents))).device_end == 16
 
 
 def test_without_branches_every_visitor_pays_again() -> None:
@@ -104,14 +99,14 @@ def test_without_branches_every_visitor_pays_again() -> None:
 def test_a_fork_is_the_requests_own_copy_and_the_trees_state_stays_as_it_was() -> None:
     toy = engine(WINDOW, STATE)
     serve(toy, 1, 2, 3)
-    prompt = toy.cache.prompt(tokens(1, 2, 3))
+    prompt = toy.cache.prompt(numbered_pages(1, 2, 3))
     lock = toy.cache.lock(toy.cache.match(prompt))
     fork = present(toy.cache.fork(lock))
     assert [len(slots) for slots in fork] == [0, 0, 1], "full and window pages are never written again"
     (mine,), (theirs,) = fork[2].tolist(), toy.cache.slots(lock, 2).tolist()
     assert mine != theirs
     assert toy.read(2, mine) == toy.read(2, theirs) == [oracle(prompt, 2, STATE.pools[0])]
-    longer = toy.cache.prompt(tokens(1, 2, 3, 4))
+    longer = toy.cache.prompt(numbered_pages(1, 2, 3, 4))
     toy.write(2, mine, longer, 3)
     assert toy.verify(prompt, lock) == 3 + 2 + 1
     # The copy becomes the checkpoint at the end of the continuation.
@@ -130,7 +125,7 @@ def test_a_fork_that_lacks_room_for_one_state_takes_none_of_another() -> None:
     other = Component("conv", 1, (PoolSpec("conv", 32),))
     toy = engine(STATE, other)
     serve(toy, 1, 2)
-    lock = toy.cache.lock(toy.cache.match(toy.cache.prompt(tokens(1, 2))))
+    lock = toy.cache.lock(toy.cache.match(toy.cache.prompt(numbered_pages(1, 2))))
     rooms = [toy.cache.available(component) for component in range(3)]
     every = np.ones(rooms[2], np.bool_)
     others = present(toy.cache.allocate([every, ~every, every]))
@@ -143,7 +138,7 @@ def test_a_fork_that_lacks_room_for_one_state_takes_none_of_another() -> None:
 
 def test_where_no_state_is_held_there_is_nothing_to_fork() -> None:
     toy = engine(STATE)
-    prompt = toy.cache.prompt(tokens(1, 2))
+    prompt = toy.cache.prompt(numbered_pages(1, 2))
     lock = toy.cache.lock(toy.cache.match(prompt))
     assert toy.cache.fork(lock) is None
     pages = present(toy.cache.allocate(toy.cache.pages_to_allocate(0, 2, [])))
@@ -161,13 +156,13 @@ def test_every_end_that_was_kept_is_backed_up_and_comes_back() -> None:
     cache.config = replace(cache.config, retention=Retention(tail_tokens=2 * PAGE))
     serve(toy, 1, 2, 3, 4, 5)
     serve(toy, 1, 2, 8, 8, 8)
-    over(cache, cache.backup(toy.run(cache.prompt(tokens(1, 2, 9, 9, 9, 9)))))
+    over(cache, cache.backup(toy.run(cache.prompt(numbered_pages(1, 2, 9, 9, 9, 9)))))
     cache.check()
     assert cache.stats().traffic[TransferKind.BACKUP].component_pages == [6, 2 + 3, 1 + 2], "ends 2, 5 and 6"
     assert cache.stats().traffic[TransferKind.STORE].component_pages == [6, 5, 3]
     cache.reset()
     for contents, end in (((1, 2), 2), ((1, 2, 9, 9, 9), 5), ((1, 2, 9, 9, 9, 9), 6), ((1, 2, 9, 9), 2)):
-        prompt = cache.prompt(tokens(*contents))
+        prompt = cache.prompt(numbered_pages(*contents))
         for leg in (cache.prefetch, cache.load):
             leg(prompt)
             cache.wait_all(1)

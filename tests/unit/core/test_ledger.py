@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.support.cache import ToyEngine, toy_layout
-from tests.support.operations import PAGE, SPANS, Stepped, engine, over, present, serve, started, tokens
+from tests.support.operations import PAGE, SPANS, Stepped, engine, numbered_pages, over, present, serve, started, tokens
 from unified_cache.controller import InlineWorkers
 from unified_cache.core.errors import InputError, LockError
 from unified_cache.core.page import Prompt
@@ -199,7 +199,7 @@ def three_components() -> ToyEngine:
 
 
 def prompt_of(toy: ToyEngine, *pages: int) -> Prompt:
-    return toy.cache.prompt(np.concatenate([np.arange(PAGE, dtype=np.int32) + PAGE * page for page in pages]))
+    return toy.cache.prompt(numbered_pages(*pages))
 
 
 def served(toy: ToyEngine, *pages: int) -> Lock:

@@ -6,9 +6,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from tests.support.cache import IDENTITY, ToyEngine, toy_layout
+from tests.support.cache import ToyEngine, toy_layout
 from tests.support.clock import ManualClock
-from tests.support.operations import FULL, HYBRID, PAGE, Stepped, engine, over, started
+from tests.support.operations import FULL, HYBRID, PAGE, Stepped, engine, needed_labels, over, started
 from tests.support.ranks import ThreadRanks, digest_of, in_threads
 from tests.support.store_calls import ScriptedStorage
 from unified_cache.components.deepseek_v4 import DeepSeekV4
@@ -17,8 +17,7 @@ from unified_cache.controller.backup_scheduler import RETRY_PAUSE_S
 from unified_cache.core.config import WritePolicy
 from unified_cache.core.page import Prompt
 from unified_cache.core.pool import ModelLayout
-from unified_cache.core.seal import Label
-from unified_cache.core.window import SPAN_ALL, window
+from unified_cache.core.window import SPAN_ALL
 from unified_cache.storage_backends.protocol import Answer
 from unified_cache.storage_backends.wrappers.layer import Method
 
@@ -35,18 +34,6 @@ def prompt_of(toy: ToyEngine, number: int, pages: int = PROMPT_PAGES, *, whole: 
     size = toy.page_size
     start = number * (PROMPT_PAGES + 1) * size
     return toy.cache.prompt(np.arange(start, start + pages * size, dtype=np.int32), whole=whole)
-
-
-def labels_of(toy: ToyEngine, prompt: Prompt) -> set[Label]:
-    """Return the objects that storage must have for a resume at the end of a prompt."""
-    owners = IDENTITY.owners(toy.layout)
-    return {
-        Label(owners[pool.name], prompt.keys[page], pool.name)
-        for component in toy.layout.components
-        for pool in component.pools
-        if pool.page_bytes
-        for page in range(window(prompt.pages_count, component.span), prompt.pages_count)
-    }
 
 
 def stored(layout: ModelLayout) -> tuple[ScriptedStorage, Prompt]:
@@ -80,7 +67,7 @@ def test_prompts_that_come_faster_than_the_host_has_room_all_reach_storage(
     toy = engine(store, layout=layout(), write=WritePolicy.THROUGH, device=800, host=80)
     prompts = [toy.run(prompt_of(toy, number)) for number in range(30)]
     toy.cache.wait_all(10)
-    assert [labels_of(toy, prompt) <= store.known for prompt in prompts] == [True] * 30
+    assert [set(needed_labels(toy.cache, prompt)) <= store.known for prompt in prompts] == [True] * 30
     check_sums(toy)
     assert not toy.cache.stats().backups.waiting_pages
     toy.cache.check()
@@ -97,7 +84,7 @@ def test_a_prompt_that_the_host_is_too_small_for_reaches_storage(
     for _ in range(2):
         toy.run(prompt)
         toy.cache.wait_all(10)
-    assert labels_of(toy, prompt) <= store.known
+    assert set(needed_labels(toy.cache, prompt)) <= store.known
     check_sums(toy)
     toy.cache.check()
 
@@ -112,7 +99,7 @@ def test_a_backup_by_call_that_the_host_is_too_small_for_reaches_storage_and_say
     operation = over(toy.cache, toy.cache.backup(prompt))
     assert operation.state is OperationState.DONE
     assert operation.tally.arrived == operation.tally.asked >= PROMPT_PAGES
-    assert labels_of(toy, prompt) <= store.known
+    assert set(needed_labels(toy.cache, prompt)) <= store.known
 
 
 def test_without_storage_a_backup_says_how_many_pages_the_host_is_too_small_for() -> None:
@@ -141,7 +128,7 @@ def test_storage_that_was_away_gets_what_it_missed_once_it_answers_again(
     store.answers, store.failing = {}, set()
     prompts.append(toy.run(prompt_of(toy, 6)))
     toy.cache.wait_all(10)
-    assert [labels_of(toy, prompt) <= store.known for prompt in prompts] == [True] * 6
+    assert [set(needed_labels(toy.cache, prompt)) <= store.known for prompt in prompts] == [True] * 6
     check_sums(toy)
 
 
@@ -161,7 +148,7 @@ def test_a_failed_store_is_tried_again_after_a_pause_though_nothing_else_is_stor
     clock.sleep(RETRY_PAUSE_S)
     toy.cache.poll()
     toy.cache.wait_all(10)
-    assert [labels_of(toy, prompt) <= store.known for prompt in prompts] == [True] * 3
+    assert [set(needed_labels(toy.cache, prompt)) <= store.known for prompt in prompts] == [True] * 3
     check_sums(toy)
 
 
@@ -175,7 +162,7 @@ def test_a_prompt_that_the_store_failed_is_offered_again_when_it_is_used(layout:
     store.answers.clear()
     toy.cache.release(toy.cache.lock(toy.cache.match(prompts[1])))
     toy.cache.wait_all(10)
-    assert labels_of(toy, prompts[1]) <= store.known
+    assert set(needed_labels(toy.cache, prompts[1])) <= store.known
     check_sums(toy)
 
 
@@ -203,7 +190,7 @@ def test_a_prompt_that_was_put_in_pieces_is_not_put_again_with_its_continuation(
     longer = toy.cache.prompt(np.arange(28 * PAGE, dtype=np.int32))
     toy.run(longer)
     toy.cache.wait_all(10)
-    assert labels_of(toy, longer) <= store.known
+    assert set(needed_labels(toy.cache, longer)) <= store.known
     assert len(store.offered) == offered_count + 4
     assert toy.cache.stats().backups.already_pages == PROMPT_PAGES
 
@@ -309,7 +296,7 @@ def test_pages_that_another_backup_is_storing_are_stored_by_the_next_one_where_t
         workers.run(len(workers.waiting))
         toy.cache.poll()
     assert by_call.state is OperationState.FAILED
-    assert labels_of(toy, prompt) <= store.known
+    assert set(needed_labels(toy.cache, prompt)) <= store.known
     check_sums(toy)
 
 

@@ -20,6 +20,7 @@ from tests.support.operations import (
     engine,
     filled,
     head_of,
+    numbered_pages,
     out_pages,
     over,
     present,
@@ -247,12 +248,12 @@ def small_engine(*components: Component) -> ToyEngine:
     return ToyEngine(layout, sizes, sizes, MemoryStorage(), InlineWorkers())
 
 
-def prompt_of(toy: ToyEngine, *contents: int) -> Prompt:
-    return toy.cache.prompt(np.concatenate([np.arange(PAGE, dtype=np.int32) + 1000 * number for number in contents]))
+def prompt_of(toy: ToyEngine, *numbers: int) -> Prompt:
+    return toy.cache.prompt(numbered_pages(*numbers))
 
 
-def served_and_stored(toy: ToyEngine, *contents: int) -> Prompt:
-    prompt = toy.run(prompt_of(toy, *contents))
+def served_and_stored(toy: ToyEngine, *numbers: int) -> Prompt:
+    prompt = toy.run(prompt_of(toy, *numbers))
     over(toy.cache, toy.cache.backup(prompt))
     return prompt
 

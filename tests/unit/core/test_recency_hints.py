@@ -9,16 +9,14 @@ import numpy as np
 import pytest
 
 from tests.support.cache import ToyEngine
-from tests.support.operations import engine, filled, over, present, tokens
+from tests.support.operations import engine, filled, needed_labels, over, present, tokens
 from tests.support.ranks import ThreadRanks, digest_of, in_threads, same
 from tests.support.store_calls import ScriptedStorage
 from unified_cache.controller import HintCounts
 from unified_cache.controller.storage_tier import HINTS_MAX
 from unified_cache.core.config import WritePolicy
 from unified_cache.core.page import Prompt
-from unified_cache.core.seal import Label
 from unified_cache.core.slots import StoredSlots
-from unified_cache.core.window import window
 from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.packed.store import PackedStorage
@@ -48,17 +46,6 @@ def ask(toy: ToyEngine, prompt: Prompt) -> None:
     toy.cache.wait_all(5)
 
 
-def needed_labels(toy: ToyEngine, prompt: Prompt) -> list[Label]:
-    """Return the names of all objects that a resume at the end of a prompt needs."""
-    owners = toy.cache.identity.owners(toy.layout)
-    return [
-        Label(owners[pool.name], key, pool.name)
-        for component in toy.layout.components
-        for pool in component.pools
-        for key in prompt.keys[window(prompt.pages_count, component.span) :]
-    ]
-
-
 # ---- what is lost without ----------------------------------------------------------------------------------------
 
 
@@ -78,7 +65,7 @@ def test_what_memory_hands_out_at_each_turn_stays_in_a_store_that_evicts(
             ask(toy, toy.cache.prompt(tokens(pages, 10_000 + 1_000 * number)))
             assert toy.cache.match(document).device_end == 4, "memory hands out all of it"
             ask(toy, document)
-    assert all(store.exists(needed_labels(toy, document)))
+    assert all(store.exists(needed_labels(toy.cache, document)))
     toy.cache.close()
 
 
@@ -95,7 +82,7 @@ def test_a_prefix_that_is_computed_again_is_in_use_too() -> None:
         slots = present(toy.cache.allocate(needed))
         toy.cache.release(toy.cache.insert(prompt, slots, lock))
         toy.cache.wait_all(5)
-    assert all(store.exists(needed_labels(toy, document.head(3))[:3]))
+    assert all(store.exists(needed_labels(toy.cache, document.head(3))[:3]))
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -111,7 +98,7 @@ def test_storage_that_is_larger_than_the_host_has_all_full_pages_of_what_was_ask
         ask(toy, prompt)
         lately = [*(other for other in lately if other.keys != prompt.keys), prompt][-lately_max:]
         for other in lately:
-            assert all(store.exists(needed_labels(toy, other)[: other.pages_count]))
+            assert all(store.exists(needed_labels(toy.cache, other)[: other.pages_count]))
 
 
 # ---- what it costs -----------------------------------------------------------------------------------------------
@@ -139,7 +126,7 @@ def test_a_page_in_use_is_reported_once_for_a_32nd_of_the_bytes_that_the_host_ho
         for _ in range(5):
             ask(toy, document)
         ask(toy, toy.cache.prompt(tokens(1, 1_000 * (number + 1))))
-    (times,) = {store.touched.count(label) for label in needed_labels(toy, document)}
+    (times,) = {store.touched.count(label) for label in needed_labels(toy.cache, document)}
     assert times in (9, 10), "41 pages were given, 4 for each time, of 200 uses"
     assert toy.cache.stats().recency_hints == HintCounts(hinted_pages=times * DOCUMENT_PAGES)
 
@@ -203,7 +190,7 @@ def test_a_store_that_fails_to_take_a_hint_is_given_pages_all_the_same() -> None
     longer = toy.cache.prompt(tokens(6))
     ask(toy, longer)
     assert toy.cache.stats().recency_hints == HintCounts(dropped_pages=4), "its window is superseded"
-    assert all(store.exists(needed_labels(toy, longer)))
+    assert all(store.exists(needed_labels(toy.cache, longer)))
     assert toy.cache.stats().operations_failed == 0
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.support.operations import needed_labels
 from tests.support.service import LoopbackServer
 from unified_cache.cache.cache import UnifiedCache
 from unified_cache.components import Full, SlidingWindow
@@ -20,7 +21,7 @@ from unified_cache.controller.memory import NoBytes
 from unified_cache.core.config import CacheConfig, WritePolicy
 from unified_cache.core.page import Prompt
 from unified_cache.core.pool import Identity, ModelLayout, PoolSpec, Tier
-from unified_cache.core.seal import HEADER_BYTES, Label
+from unified_cache.core.seal import HEADER_BYTES
 from unified_cache.core.sizes import prompt_bytes
 from unified_cache.core.window import window
 from unified_cache.sizing.replay.engine import OracleEngine
@@ -96,18 +97,7 @@ def talk(cache: UnifiedCache) -> list[Prompt]:
 
 def restorable(cache: UnifiedCache, store: Store, said: Sequence[Prompt]) -> float:
     """Return the share of conversations that a store alone could resume where they end."""
-    owners = cache.identity.owners(cache.layout)
-    needed = [
-        [
-            Label(owners[pool.name], key, pool.name)
-            for component in cache.layout.components
-            for pool in component.pools
-            if pool.page_bytes
-            for key in prompt.keys[window(prompt.pages_count, component.span) :]
-        ]
-        for prompt in said
-    ]
-    return sum(all(store.exists(labels)) for labels in needed) / len(said)
+    return sum(all(store.exists(needed_labels(cache, prompt))) for prompt in said) / len(said)
 
 
 def held(cache: UnifiedCache, tier: Tier, said: Sequence[Prompt]) -> float:
