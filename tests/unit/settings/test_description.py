@@ -16,6 +16,7 @@ from unified_cache.core.settings.describe import settings_of
 from unified_cache.core.settings.loading import SECTIONS
 from unified_cache.core.sizes import SizedTiers, prompt_bytes
 
+FULL_ALONE = ModelLayout(16, (Full((PoolSpec("kv", 4096),)),))
 TWO_COMPONENTS = ModelLayout(16, (Full((PoolSpec("kv", 4096),)), SlidingWindow(64, 16, (PoolSpec("swa", 1024),))))
 GUIDE = DOCUMENT.read_text(encoding="utf-8")
 
@@ -29,18 +30,16 @@ def test_every_setting_has_a_meaning() -> None:
 
 
 def test_a_cache_without_settings_is_that_of_the_library() -> None:
-    layout = ModelLayout(16, (Full((PoolSpec("kv", 4096),)),))
-    config = EmbeddedSettings(device_pages=(100,)).config(layout)
+    config = EmbeddedSettings(device_pages=(100,)).config(FULL_ALONE)
     assert config == CacheConfig(device_pages=(100,), host_pages=(0,))
 
 
 def test_bytes_become_pages_that_fill_at_the_same_prompt() -> None:
-    layout = ModelLayout(16, (Full((PoolSpec("kv", 4096),)), SlidingWindow(64, 16, (PoolSpec("swa", 1024),))))
     settings = EmbeddedSettings(device_bytes=1 << 30, host_bytes=2 << 30)
-    config = settings.config(layout)
-    sizes = SizedTiers.of(layout, config.retention)
+    config = settings.config(TWO_COMPONENTS)
+    sizes = SizedTiers.of(TWO_COMPONENTS, config.retention)
     for pages, tier_bytes, sealed in ((config.device_pages, 1 << 30, False), (config.host_pages, 2 << 30, True)):
-        taken = prompt_bytes(layout, pages, sealed=sealed)
+        taken = prompt_bytes(TWO_COMPONENTS, pages, sealed=sealed)
         assert 0.99 * tier_bytes < taken <= tier_bytes
         ratio = pages[0] / pages[1]
         assert ratio == pytest.approx(sizes.typical_pages[0] / sizes.typical_pages[1], rel=0.01)
@@ -57,13 +56,12 @@ def test_bytes_become_pages_that_fill_at_the_same_prompt() -> None:
 )
 def test_sizes_that_an_engine_cannot_use_are_refused(settings: EmbeddedSettings, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        settings.config(ModelLayout(16, (Full((PoolSpec("kv", 4096),)),)))
+        settings.config(FULL_ALONE)
 
 
 def test_one_policy_is_that_of_every_component() -> None:
     settings = EmbeddedSettings.model_validate({"device_pages": 9, "eviction": {"device": "priority"}})
-    layout = ModelLayout(16, (Full((PoolSpec("kv", 4096),)), SlidingWindow(64, 16, (PoolSpec("swa", 1024),))))
-    eviction = settings.config(layout).eviction
+    eviction = settings.config(TWO_COMPONENTS).eviction
     assert [eviction.policy(Tier.DEVICE, each) for each in range(2)] == [EvictionPolicy.PRIORITY] * 2
     assert eviction.policy(Tier.HOST, 1) is EvictionPolicy.LRU
 
