@@ -221,6 +221,12 @@ BAD: tuple[tuple[str, Mapping[str, object], str], ...] = (
     ("deepseek-v4-flash", {"compress_rates": {"compressed_sparse_attention": 8}}, "compressed_sparse_attention"),
     ("deepseek-v4-flash", {"sliding_window": 100}, "window 100"),
     ("deepseek-v4-flash", {"index_head_dim": None}, "index_head_dim"),
+    ("deepseek-v4.1-flash", {"kv_source_layer_ids": [8, 14, 20]}, "layer 2 of ratio 2 must .* a source .* found None"),
+    ("deepseek-v4.1-flash", {"kv_source_layer_ids": [2, 8, 14]}, "layer 20 of ratio 1 must .* a source .* found 14"),
+    ("deepseek-v4.1-flash", {"kv_source_layer_ids": [2, 14, 8, 20]}, "source_layers must be ascending"),
+    ("deepseek-v4.1-flash", {"kv_source_layer_ids": None}, r"text_config\.kv_source_layer_ids must be a list"),
+    ("deepseek-v4.1-flash", {"compress_ratios": [4] * 40}, "compress_ratios must hold nothing but"),
+    ("deepseek-v4.1-flash", {"num_nextn_predict_layers": 2}, "compress_ratios must have 40 or 42 entries"),
 )
 
 
@@ -251,6 +257,7 @@ def test_a_wrapper_without_a_text_model_is_an_error(text_config: object) -> None
         # Pages that kernels cannot have.
         *(("deepseek-v3.2", size, None) for size in (1, 96)),
         ("deepseek-v4-flash", 64, None),
+        *(("deepseek-v4.1-flash", size, None) for size in (64, 129, 255)),
         *((name, None, "int3") for name in ("llama-3.1-8b", "deepseek-v4-pro", "deepseek-v3.2")),
     ],
 )

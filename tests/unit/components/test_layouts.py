@@ -178,38 +178,10 @@ def test_the_sources_of_deepseek_v4_1_keep_rows_and_keys_and_every_layer_a_windo
     assert (fp4["deepseek_v4_c1"], fp4["swa"]) == (256 * 288, 40 * 256 * 528)
 
 
-@pytest.mark.parametrize(
-    ("changed", "named"),
-    [
-        ({"kv_source_layer_ids": [8, 14, 20]}, "layer 2 of ratio 2 must have a source layer of it, found None"),
-        ({"kv_source_layer_ids": [2, 8, 14]}, "layer 20 of ratio 1 must have a source layer of it, found 14"),
-        ({"kv_source_layer_ids": [2, 14, 8, 20]}, "source_layers must be ascending"),
-        ({"kv_source_layer_ids": None}, "text_config.kv_source_layer_ids must be a list"),
-        ({"compress_ratios": [4] * 40}, "compress_ratios must hold nothing but"),
-        ({"num_nextn_predict_layers": 2}, "compress_ratios must have 40 or 42 entries"),
-    ],
-)
-def test_a_configuration_of_deepseek_v4_1_that_makes_no_sense_is_refused(
-    changed: dict[str, object], named: str
-) -> None:
-    config = preset_config("deepseek-v4.1-flash")
-    text = config["text_config"]
-    assert isinstance(text, dict)
-    with pytest.raises(LayoutError, match=named):
-        from_hf_config({**config, "text_config": {**text, **changed}})
-
-
 def test_the_text_model_of_deepseek_v4_1_is_read_alone_too() -> None:
     text = preset_config("deepseek-v4.1-flash")["text_config"]
     assert isinstance(text, dict)
     assert from_hf_config({**text, "model_type": "deepseek_v41"}) == layout("deepseek-v4.1-flash")
-
-
-@pytest.mark.parametrize("page_size", [64, 129, 255])
-def test_a_page_of_deepseek_v4_1_holds_whole_pairs_and_windows(page_size: int) -> None:
-    with pytest.raises(LayoutError, match=r"page_size must be a multiple of the (ratio 2|window 128)"):
-        layout("deepseek-v4.1-flash", page_size=page_size)
-    assert layout("deepseek-v4.1-flash", page_size=128).page_size == 128
 
 
 LLAMA = {
