@@ -278,7 +278,8 @@ class RequestCalls:
         tree = self._ledger.tree
         tree.check_lock(lock)
         inserted = self._ledger.insert(prompt, lock.end, slots, Tier.DEVICE, priority)
-        self._duplicates.sample(prompt, lock.end, slots, inserted)
+        if any(map(len, inserted.duplicates)):
+            self._duplicates.sample(prompt, lock.end, slots, inserted)
         renewed = tree.lock_node(inserted.node, prompt.pages_count, Tier.DEVICE)
         self._locks.add(renewed)
         new_pages = prompt.pages_count - lock.end

@@ -71,11 +71,11 @@ class DuplicateCheck:
         self._counts = DuplicateCounts()
 
     def sample(self, prompt: Prompt, start: int, slots: Sequence[Slots], inserted: Inserted) -> None:
-        """Compare some of an insert's duplicates; before any slot is allocated.
+        """Compare some of an insert's duplicates, of which there are any; before any slot is allocated.
 
         ``slots`` are those given for the pages [start, pages_count), by component; the duplicates are among them.
         """
-        if not self._every or not any(map(len, inserted.duplicates)):
+        if not self._every:
             return
         self._inserts_count += 1
         if (self._inserts_count - 1) % self._every:
