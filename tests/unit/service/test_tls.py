@@ -52,21 +52,26 @@ def hello(server: RunningService, channel_credentials: grpc.ChannelCredentials) 
         return pb.HelloReply.FromString(called(channel, Call.HELLO))
 
 
+def refused(
+    server: RunningService, shown: grpc.ChannelCredentials, call: Call = Call.HELLO, token: str | None = None
+) -> grpc.StatusCode | None:
+    """Make a call over a connection of its own; return the status that refuses it, None where it was answered."""
+    with grpc.secure_channel(server.address, shown) as channel:
+        found = refusal(channel, call, token=token)
+    return None if found is None else found[0]
+
+
 def test_the_tenant_is_the_common_name_of_the_certificate(authority: Authority, server: RunningService) -> None:
     assert hello(server, credentials(authority, authority.issue("acme"))).tenant == "acme"
-    with grpc.secure_channel(server.address, credentials(authority, authority.issue("acme/admin"))) as channel:
-        assert refusal(channel, Call.CLEAR) is None
-    with grpc.secure_channel(server.address, credentials(authority, authority.issue("acme"))) as channel:
-        assert refusal(channel, Call.REMOVE) == (grpc.StatusCode.PERMISSION_DENIED, "Remove needs the role writer")
+    assert refused(server, credentials(authority, authority.issue("acme/admin")), Call.CLEAR) is None
+    reader = credentials(authority, authority.issue("acme"))
+    assert refused(server, reader, Call.REMOVE) is grpc.StatusCode.PERMISSION_DENIED
 
 
 @pytest.mark.parametrize("name", ["", "Acme", "../x", "acme/king", "acme/admin/more", "/admin", ".acme", "a b"])
 def test_a_name_that_is_no_tenant_is_nobody(authority: Authority, server: RunningService, name: str) -> None:
     issued = authority.issue(name or " ", uris=("spiffe://cluster.example/unified-cache/acme/admin",))
-    with grpc.secure_channel(server.address, credentials(authority, issued)) as channel:
-        refused = refusal(channel, Call.HELLO)
-    assert refused is not None
-    assert refused[0] is grpc.StatusCode.UNAUTHENTICATED
+    assert refused(server, credentials(authority, issued)) is grpc.StatusCode.UNAUTHENTICATED
 
 
 def test_with_a_trust_domain_the_tenant_is_a_spiffe_id_of_it_and_nothing_else(
@@ -87,11 +92,9 @@ def test_with_a_trust_domain_the_tenant_is_a_spiffe_id_of_it_and_nothing_else(
             (good.replace("spiffe", "https"),),
         ):
             issued = authority.issue("other/admin", uris=uris)
-            with grpc.secure_channel(server.address, credentials(authority, issued)) as channel:
-                refused = refusal(channel, Call.HELLO)
-            assert refused is not None, uris
             # Of two SPIFFE IDs gRPC itself thinks as little.
-            assert refused[0] in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.UNAVAILABLE), uris
+            expected = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.UNAVAILABLE)
+            assert refused(server, credentials(authority, issued)) in expected, uris
 
 
 @pytest.mark.threat("a stranger calls")
@@ -99,17 +102,10 @@ def test_nobody_without_a_certificate_of_the_authority_gets_through_the_handshak
     authority: Authority, server: RunningService
 ) -> None:
     foreign = Authority("foreign")
-    channels = [
-        grpc.secure_channel(server.address, credentials(authority)),
-        grpc.secure_channel(server.address, credentials(authority, foreign.issue("acme"))),
-        grpc.secure_channel(server.address, credentials(authority, authority.issue("acme", days=-1))),
-        grpc.insecure_channel(server.address),
-    ]
-    for channel in channels:
-        with channel:
-            refused = refusal(channel, Call.HELLO)
-            assert refused is not None
-            assert refused[0] is grpc.StatusCode.UNAVAILABLE
+    for issued in (None, foreign.issue("acme"), authority.issue("acme", days=-1)):
+        assert refused(server, credentials(authority, issued)) is grpc.StatusCode.UNAVAILABLE
+    with grpc.insecure_channel(server.address) as channel:
+        assert (refusal(channel, Call.HELLO) or [None])[0] is grpc.StatusCode.UNAVAILABLE
     assert server.kinds == []
     assert hello(server, credentials(authority, authority.issue("acme"))).tenant == "acme"
 
@@ -123,10 +119,8 @@ def test_health_needs_the_handshake_and_no_tenant(authority: Authority, server: 
 def test_a_token_over_a_certificate_says_who_calls_and_a_wrong_one_is_not_made_up_for(
     authority: Authority, server: RunningService
 ) -> None:
-    with grpc.secure_channel(server.address, credentials(authority, authority.issue("acme"))) as channel:
-        refused = refusal(channel, Call.HELLO, token="uc1_wrong")
-    assert refused is not None
-    assert refused[0] is grpc.StatusCode.UNAUTHENTICATED
+    certified = credentials(authority, authority.issue("acme"))
+    assert refused(server, certified, token="uc1_wrong") is grpc.StatusCode.UNAUTHENTICATED
 
 
 def test_a_new_certificate_and_a_new_authority_hold_without_a_restart(
@@ -137,8 +131,7 @@ def test_a_new_certificate_and_a_new_authority_hold_without_a_restart(
     later.issue("server").write(tmp_path, "server")
     (tmp_path / "ca.pem").write_bytes(later.pem)
     assert hello(server, credentials(later, later.issue("new"))).tenant == "new"
-    with grpc.secure_channel(server.address, credentials(later, authority.issue("acme"))) as channel:
-        assert refusal(channel, Call.HELLO) is not None
+    assert refused(server, credentials(later, authority.issue("acme"))) is not None
 
 
 def test_spoiled_files_keep_the_certificates_there_were(
@@ -183,6 +176,14 @@ def scraped(server: RunningService, context: ssl.SSLContext, token: str | None =
         return str(answer.read().decode())
 
 
+def scrape_status(server: RunningService, context: ssl.SSLContext, token: str | None = None) -> int:
+    """Return the status that a reader of the metrics is refused with."""
+    with pytest.raises(HTTPError) as failed:
+        scraped(server, context, token)
+    failed.value.close()
+    return int(failed.value.code)
+
+
 def trusting(authority: Authority, client: Issued | None, directory: Path) -> ssl.SSLContext:
     context = ssl.create_default_context(cadata=authority.pem.decode())
     if client is not None:
@@ -210,9 +211,7 @@ def test_metrics_are_read_over_the_same_tls(authority: Authority, server: Runnin
 def test_the_certificate_of_a_tenant_reads_no_metrics(
     authority: Authority, server: RunningService, name: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(HTTPError, match="403") as refused:
-        scraped(server, trusting(authority, authority.issue(name), tmp_path))
-    refused.value.close()
+    assert scrape_status(server, trusting(authority, authority.issue(name), tmp_path)) == 403
 
 
 @pytest.mark.threat("reading metrics")
@@ -226,8 +225,7 @@ def test_an_authority_of_the_metrics_vouches_for_their_readers_and_for_no_tenant
         assert scraped(server, trusting(authority, readers.issue("prometheus"), tmp_path))
         with pytest.raises((URLError, ssl.SSLError, ConnectionError)):
             scraped(server, trusting(authority, authority.issue("acme/admin"), tmp_path))
-        with grpc.secure_channel(server.address, credentials(authority, readers.issue("acme"))) as channel:
-            assert refusal(channel, Call.HELLO) is not None
+        assert refused(server, credentials(authority, readers.issue("acme"))) is not None
 
 
 @pytest.mark.threat("reading metrics")
@@ -239,10 +237,7 @@ def test_the_token_of_an_admin_alone_reads_metrics_without_a_certificate(
     with running(tls=tls, access={"tokens": str(path)}) as server:
         context = trusting(authority, None, tmp_path)
         assert "unified_cache_service_stored_bytes" in scraped(server, context, admin)
-        for token, status in ((reader, "403"), ("wrong", "401"), (None, "401")):
-            with pytest.raises(HTTPError, match=status) as refused:
-                scraped(server, context, token)
-            refused.value.close()
+        assert [scrape_status(server, context, token) for token in (reader, "wrong", None)] == [403, 401, 401]
         certified = trusting(authority, authority.issue("prometheus/admin"), tmp_path)
         assert scraped(server, certified)
 
@@ -286,9 +281,7 @@ def test_a_revoked_certificate_reads_no_metrics(
     with running(tls=revocable) as server:
         assert scraped(server, context)
         (tmp_path / "crl.pem").write_bytes(authority.revoked(admin))
-        with pytest.raises(HTTPError, match="403") as refused:
-            scraped(server, context)
-        refused.value.close()
+        assert scrape_status(server, context) == 403
 
 
 @pytest.mark.threat("revoked certificates")
