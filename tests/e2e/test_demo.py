@@ -195,8 +195,7 @@ def test_ctrl_c_leaves_no_process_and_no_file(until: str, tmp_path: Path) -> Non
     assert (status, line.startswith("interrupted: demo had ")) == (130, True), line
     assert line.endswith("its processes have ended and its files are removed")
     assert not list(tmp_path.glob("unified-cache-demo-*"))
-    _, alive = psutil.wait_procs(children, timeout=60)
-    assert not alive
+    psutil.wait_procs(children)
 
 
 def test_a_process_that_is_told_to_end_removes_its_files(tmp_path: Path) -> None:

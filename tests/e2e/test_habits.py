@@ -10,6 +10,8 @@ import pytest
 
 from tests.sources import ROOT
 from tests.support.cluster import COMMAND, ask
+from tests.support.offline import LAYOUTS, PAGE_SIZE, fill, open_store
+from unified_cache.core.page import Prompt
 
 TIMEOUT_S = 60
 
@@ -64,6 +66,38 @@ def test_whoever_stops_reading_ends_a_command_as_shells_expect(words: str) -> No
     ended = subprocess.run(command, check=False, stdout=writer, stderr=subprocess.PIPE, cwd=ROOT, timeout=TIMEOUT_S)
     os.close(writer)
     assert (ended.returncode, ended.stderr) == (141, b"" if "help" in words else ended.stderr)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "nothing",
+        "replay",
+        "replay none.jsonl",
+        "plan none.jsonl --model gpt-oss-120b --hardware none.toml",
+        "demo none.txt --model tiny-llama",
+        "layout none",
+        "samples samples.toml/there",
+        "explain --storage file:kv --tokens none.json",
+        "storage stat file:none",
+        "storage clear file:kv",
+        "backup file:kv file:kv",
+        "config check none.toml",
+        "config check pipe",
+        "serve --config pipe",
+        "ping nowhere",
+        "--log-level loud",
+    ],
+)
+def test_what_cannot_be_asked_ends_with_status_2_and_one_line(
+    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    fill(open_store("file", tmp_path / "kv"), LAYOUTS["full"], [Prompt.of(range(PAGE_SIZE), PAGE_SIZE)])
+    Path("samples.toml").touch()
+    os.mkfifo("pipe")
+    said = ask(*words.split())
+    assert (said.status, said.out, said.err.count("\n")) == (2, "", 1), said.err
 
 
 KEY = "9f" * 32

@@ -5,7 +5,7 @@ the same command goes on where it stopped.
 """
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Annotated
 
 import typer
 
+from unified_cache.cli.explain import WHY_ONE_LESS
 from unified_cache.cli.options import (
     TOKENS_HELP,
     IdentityOption,
@@ -25,7 +26,7 @@ from unified_cache.cli.storage import finding_as_json, print_findings
 from unified_cache.cli.text import console_on
 from unified_cache.cli.tool_calls import open_in_time_to_write, open_pages_in_time
 from unified_cache.core.errors import CacheError, ConfigError, without_secrets
-from unified_cache.core.page import Namespace
+from unified_cache.core.page import Namespace, Prompt
 from unified_cache.core.sizes import size_text
 from unified_cache.storage_backends.memory import KeysOnlyStorage
 from unified_cache.storage_backends.offline.copying import (
@@ -159,7 +160,7 @@ class PrefetchCommand(JsonOptions, NamespaceOptions):
             **_copied_as_json(kept, result),
         }
         if not self.shown_as_json("prefetch", value):
-            _print_prefetched(found, page_size)
+            _print_prefetched(prompts, found, page_size)
             _print_copied([(kept, result)])
         _check_any(sum(each.promised_pages for each in found), self.source, self.tokens)
         _check_complete([result], self.source, self.target)
@@ -210,13 +211,16 @@ def _print_copied(copies: Iterable[tuple[StoredIdentity, CopyResult]]) -> None:
         print_findings(console, list(result.findings.values()))
 
 
-def _print_prefetched(found: Iterable[Prefetched], page_size: int) -> None:
+def _print_prefetched(prompts: Sequence[Prompt], found: Sequence[Prefetched], page_size: int) -> None:
     columns = ("prompt", "whole pages", "restorable pages", "restorable tokens")
     counts = (
         (number, each.prompt_pages, each.restorable_pages, each.restorable_pages * page_size)
         for number, each in enumerate(found, 1)
     )
-    console_on(sys.stdout).print_table(columns, (tuple(map("{:,}".format, each)) for each in counts), left=0)
+    console = console_on(sys.stdout)
+    console.print_table(columns, (tuple(map("{:,}".format, each)) for each in counts), left=0)
+    if any(each.reusable_pages < there.restorable_pages for each, there in zip(prompts, found, strict=True)):
+        console.print_line(f"of a prompt that ends with its last page an engine takes one less: {WHY_ONE_LESS}")
 
 
 def _copied_as_json(kept: StoredIdentity, result: CopyResult) -> dict[str, object]:

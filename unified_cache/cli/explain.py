@@ -20,6 +20,9 @@ from unified_cache.storage_backends.offline.prompts import read_prompts
 from unified_cache.storage_backends.offline.stores import choose
 from unified_cache.storage_backends.protocol import Store
 
+WHY_ONE_LESS = "it computes the last token of a prompt itself"
+"""Why an engine leaves the last page of a prompt that ends with it."""
+
 explain_app = typer.Typer(rich_markup_mode="markdown")
 
 
@@ -55,7 +58,7 @@ class ExplainCommand(JsonOptions, NamespaceOptions):
             "prompts": [explanation.as_json() for explanation in explained],
         }
         if not self.shown_as_json("explain", value):
-            _print_explained(explained)
+            _print_explained(prompts, explained)
 
 
 def _explained(storage: Store, owner: bytes, description: Description, prompt: Prompt) -> Explanation:
@@ -68,13 +71,15 @@ def _explained(storage: Store, owner: bytes, description: Description, prompt: P
     return explanation_of(layout, prompt.pages_count, {"storage": stored}, near)
 
 
-def _print_explained(explained: Sequence[Explanation]) -> None:
+def _print_explained(prompts: Sequence[Prompt], explained: Sequence[Explanation]) -> None:
     console = console_on(sys.stdout)
-    for number, explanation in enumerate(explained, 1):
+    for number, (prompt, explanation) in enumerate(zip(prompts, explained, strict=True), 1):
         first, *rest = str(explanation).splitlines()
         console.print_line(f"prompt {number}: {first}", style="bold")
         for line in rest:
             console.print_line(line)
+        if prompt.reusable_pages < explanation.end:
+            console.print_line(f"an engine takes {prompt.reusable_pages:,} of them: {WHY_ONE_LESS}")
 
 
 explain_app.command(

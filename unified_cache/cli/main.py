@@ -102,7 +102,9 @@ def run(arguments: Sequence[str]) -> int:
     except BrokenPipeError:
         return _unread()
     except OSError as error:
-        return _refused(f"{error.filename}: {error.strerror}" if error.filename else str(error), EXIT_FAILURE)
+        is_path_wrong = isinstance(error, FileNotFoundError | IsADirectoryError | NotADirectoryError | PermissionError)
+        text = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        return _refused(text, EXIT_USAGE if is_path_wrong else EXIT_FAILURE)
     except MemoryError:
         return _refused("memory does not suffice", EXIT_FAILURE)
     except AssertionError as error:

@@ -167,10 +167,10 @@ def test_several_flaws_are_all_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("place", "said"),
     [
-        ("", "expected a file of settings that can be read, found: Is a directory"),
-        ("none.toml", "expected a file of settings that can be read, found: No such file"),
+        ("", "must be a file that can be read: Is a directory"),
+        ("none.toml", "must be a file that can be read: No such file"),
         ("latin.toml", "expected TOML in UTF-8"),
-        ("/dev/zero", "must have at most 1048576 bytes, found more"),
+        ("/dev/zero", "must be a regular file"),
     ],
 )
 def test_what_is_no_file_of_toml_is_refused(place: str, said: str, tmp_path: Path) -> None:

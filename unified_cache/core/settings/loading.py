@@ -20,7 +20,7 @@ from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, EnvSettingsSource
 
 from unified_cache.core.errors import ConfigError, did_you_mean, without_secrets
-from unified_cache.core.files import parse_json, parse_toml, read_up_to
+from unified_cache.core.files import parse_json, parse_toml, read_kept
 from unified_cache.core.settings.cache import EmbeddedSettings
 from unified_cache.core.settings.describe import settings_of
 from unified_cache.core.settings.section import Section, Settings
@@ -34,9 +34,6 @@ FILE_NAME = "unified-cache.toml"
 
 PREFIX = "UNIFIED_CACHE_"
 FILE_VARIABLE = f"{PREFIX}CONFIG"
-
-FILE_BYTES_MAX = 1 << 20
-"""Quotas of some ten thousand tenants."""
 
 SHOWN_MAX = 80
 """Characters of a value that a message shows."""
@@ -145,9 +142,7 @@ def _find_file(named: Path | None) -> Path | None:
 def _read_file(path: Path) -> dict[str, object]:
     """Read a file of TOML. ``TomlConfigSettingsSource`` would take one that is not there for an empty one."""
     try:
-        return parse_toml(read_up_to(path, FILE_BYTES_MAX).decode("utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{path}: expected a file of settings that can be read, found: {error.strerror}") from error
+        return parse_toml(read_kept(path).decode("utf-8"))
     except ValueError as error:
         raise ConfigError(f'{path}: expected TOML in UTF-8, such as name = "text", found: {error}') from error
 
