@@ -13,7 +13,7 @@ from enum import Enum
 from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,6 +21,7 @@ import pytest
 from tests.support.budget import LONG
 from tests.support.files import DiskFault, FaultyDisk
 from tests.support.operations import UnreturnedCall, engine
+from tests.support.store_calls import ScriptedStorage
 from tests.support.store_kinds import StoreKind
 from unified_cache.components import Full, RecurrentState, SlidingWindow
 from unified_cache.controller.copies.gpu import AT_ONCE, Copied
@@ -30,10 +31,8 @@ from unified_cache.core.errors import CacheError, StorageTimeoutError
 from unified_cache.core.page import Prompt
 from unified_cache.core.pool import ModelLayout, Pages, PoolSpec, Slots, Tier
 from unified_cache.core.seal import Label
-from unified_cache.storage_backends.protocol import Level, Store
-from unified_cache.storage_backends.wrappers.layer import Method, StorageLayer
-
-Result = TypeVar("Result")
+from unified_cache.storage_backends.protocol import Level
+from unified_cache.storage_backends.wrappers.layer import Method
 
 PAGE = 16
 LAYOUT = ModelLayout(
@@ -89,9 +88,16 @@ class CacheUnderFaults:
         memory = self.cache._memory
         assert isinstance(memory, FaultyMemory)
         memory.triggers = self.triggers
-        self.store = SlowStorage(self.kind.open(self.root, disk=self.disk), self)
-        self.cache.attach(self.store)
+        store = ScriptedStorage(self.kind.open(self.root, disk=self.disk))
+        store.before = dict.fromkeys((Method.GET, Method.PUT, Method.EXISTS), self.hang)
+        self.cache.attach(store)
         self.disk.calls.clear()
+
+    def hang(self) -> None:
+        """Let a call of the store not return in time, if it is its turn."""
+        if self.triggers[FailingCall.STORE].fires():
+            self.calls.append(UnreturnedCall("store"))
+            raise StorageTimeoutError("the store hangs", self.calls[-1])
 
     # ---- what histories are made of --------------------------------------------------------------------------
 
@@ -198,21 +204,6 @@ class FaultyMemory(TieredMemory):
         if fails or fails_half:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         copy(source, target)
-
-
-class SlowStorage(StorageLayer):
-    """A store of which one call does not return in time."""
-
-    def __init__(self, backend: Store, world: CacheUnderFaults) -> None:
-        super().__init__(backend)
-        self._world = world
-
-    def _call(self, method: Method, work: Callable[[], Result]) -> Result:
-        if method in (Method.GET, Method.PUT, Method.EXISTS) and self._world.triggers[FailingCall.STORE].fires():
-            call = UnreturnedCall(method.value)
-            self._world.calls.append(call)
-            raise StorageTimeoutError(f"{method.value} hangs", call)
-        return work()
 
 
 # ---- ten histories -----------------------------------------------------------------------------------------------

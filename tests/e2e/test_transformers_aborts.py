@@ -18,7 +18,7 @@ from tests.support.exactness import (
     prompt_of,
     serve_exactly,
 )
-from tests.support.seeded_workers import SeededWorkers
+from tests.support.operations import Stepped
 from unified_cache.integrations.transformers import PrefixCachedModel, Sequence, Stage
 from unified_cache.testing.tiny_models import VOCABULARY
 
@@ -65,7 +65,7 @@ def test_requests_aborted_at_any_step_leave_nothing_behind(family: str) -> None:
     shape = CacheSizes(device_pages=TIGHT, host_pages=2 * TIGHT)
     stages = itertools.cycle(Stage)
     aborted_at: set[Stage | None] = set()
-    with engine(family, L3("memory:", is_shared=False), shape, SeededWorkers(rng)) as ours:
+    with engine(family, L3("memory:", is_shared=False), shape, Stepped(dice=rng)) as ours:
         under_way: list[Doomed] = []
         for number in range(ABORTS):
             while len(under_way) < UNDER_WAY_MAX:

@@ -13,8 +13,7 @@ from tests.support.budget import examples
 from tests.support.cache import ToyEngine, oracle, toy_layout
 from tests.support.components import COMPONENT_SETS
 from tests.support.gpu import GPU, devices, needs_gpu
-from tests.support.operations import PAGE, SPANS
-from tests.support.seeded_workers import SeededWorkers
+from tests.support.operations import PAGE, SPANS, Stepped
 from tests.support.store_calls import ScriptedStorage, SeededFaults, StorageFault
 from unified_cache.cache.stats import Stats
 from unified_cache.controller import OperationState, ThreadWorkers, Workers
@@ -135,21 +134,20 @@ def test_no_byte_differs_however_requests_and_transfers_interleave(seed: int, de
     run_on(seed, device)
 
 
-@pytest.mark.parametrize("lies", [False, True], ids=["sound", "lying"])
 @pytest.mark.parametrize("component_set", COMPONENT_SETS)
-def test_no_byte_differs_whatever_a_model_keeps_and_a_store_answers(component_set: str, lies: bool) -> None:
+def test_no_byte_differs_whatever_a_model_keeps_and_a_store_answers(component_set: str) -> None:
     layouts, happened = COMPONENT_SETS[component_set], Counter[str]()
     for seed in range(examples(18, 360)):
         rng = random.Random(seed)
         storage: Store = MemoryStorage(rng.choice([None, STORED_BYTES]))
-        if lies:
+        if lies := seed % 2 == 1:
             storage = ScriptedStorage(storage, SeededFaults(LIES, rng), rng)
         layout = layouts[seed % len(layouts)]
-        stats = run_history(seed, torch.device("cpu"), layout, storage, SeededWorkers(rng))
+        stats = run_history(seed, torch.device("cpu"), layout, storage, Stepped(dice=rng))
         happened.update({leg.value: moved.pages for leg, moved in stats.traffic.items()})
+        assert lies or not (stats.flawed_pages or stats.operations_failed)
         happened.update(flawed=stats.flawed_pages, failed=stats.operations_failed)
-    absent = {name for name, count in happened.items() if not count}
-    assert absent == (set() if lies else {"flawed", "failed"}), happened
+    assert all(happened.values()), happened
 
 
 @needs_gpu

@@ -1,5 +1,6 @@
 """Caches whose jobs run, and whose time passes, when a test says so."""
 
+import random
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -43,10 +44,15 @@ def numbered_pages(*numbers: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
 
 @dataclass
 class Stepped:
-    """Workers that run a job when the test says so."""
+    """Workers without threads that run a job when the test says so, or a random one whenever they are asked.
+
+    By a seed every interleaving of transfers with the owner's calls is reached, and repeated.
+    """
 
     waiting: deque[tuple[Operation, Job]] = field(default_factory=deque)
     ended: list[Finished] = field(default_factory=list)
+    dice: random.Random | None = None
+    """Says which job runs at each call of the owner, where it is not the test."""
 
     def submit(self, operation: Operation, job: Job) -> None:
         self.waiting.append((operation, job))
@@ -64,6 +70,9 @@ class Stepped:
         self.ended.append((operation, error))
 
     def finished(self, timeout_s: float) -> list[Finished]:
+        if self.dice is not None and self.waiting:
+            self.waiting.rotate(-self.dice.randrange(len(self.waiting)))
+            self.run()
         ended, self.ended = self.ended, []
         return ended
 
