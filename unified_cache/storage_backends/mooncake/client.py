@@ -20,9 +20,11 @@ import numpy as np
 
 from unified_cache.core.errors import StateError, StorageError
 from unified_cache.core.seal import HEADER_BYTES
+from unified_cache.storage_backends.common.breaker import CircuitBreaker
 from unified_cache.storage_backends.common.calls import CallsInFlight
 from unified_cache.storage_backends.mooncake.address import PROBE_TIMEOUT_S, MooncakeAddress, probe_master
 from unified_cache.storage_backends.mooncake.endpoints import (
+    REST,
     Endpoints,
     LocationCache,
     NodeChoice,
@@ -44,9 +46,6 @@ EXIT_WAIT_S = 8.0
 
 AGED_OBJECTS = 16
 """Objects of one call: all have one age and are evicted in any order; those of the next call are younger."""
-
-MASTER = "master"
-"""Stands for the master among the endpoints."""
 
 _LOST = frozenset({ResultCode.RPC_FAILED, ResultCode.RPC_TIMEOUT})
 
@@ -137,8 +136,7 @@ class MooncakeClient:
         self.choice = NodeChoice(self.admin.segments, self.endpoints)
         self._store = store
         self._registered: dict[tuple[int, int], int] = {}
-        self._doubted = False
-        """Whether the last call had no answer from the master."""
+        self._master = CircuitBreaker(1, REST, name=f"the Mooncake master at {address.master}")
         self._pid = os.getpid()
         self._in_flight = CallsInFlight("the Mooncake client, as the process ends,")
         self._guard = Lock()
@@ -266,7 +264,7 @@ class MooncakeClient:
         return self._in_flight
 
     def _ask(self, names: Sequence[str], call: Callable[[], list[int]]) -> list[int]:
-        if self._doubted:
+        if self._master.has_failures:
             self._probe_master()
         with self._calls():
             codes = call()
@@ -274,26 +272,21 @@ class MooncakeClient:
             raise StorageError(f"Mooncake gave {len(codes)} answers for {len(names)} objects", retryable=False)
         if not _LOST.isdisjoint(codes):
             lost = next(code for code in codes if code in _LOST)
-            self._doubted = True
-            self.endpoints.failed(MASTER)
-            raise StorageError(f"{self._master} does not answer (code {lost})", retryable=True)
-        if self._doubted:
-            self._doubted = False
-            self.endpoints.succeeded(MASTER)
+            self._master.record_failure()
+            text = f"the Mooncake master at {self.address.master} does not answer (code {lost})"
+            raise StorageError(text, retryable=True)
+        self._master.record_success()
         return codes
-
-    @property
-    def _master(self) -> str:
-        return f"the Mooncake master at {self.address.master}"
 
     def _probe_master(self) -> None:
         """Look whether the master can be asked again."""
-        if not self.endpoints.is_up(MASTER):
-            raise StorageError(f"{self._master} did not answer just now, and is paused", retryable=True)
+        if self._master.is_resting:
+            text = f"the Mooncake master at {self.address.master} did not answer just now, and is paused"
+            raise StorageError(text, retryable=True)
         try:
             probe_master(self.address.host, self.address.port)
         except StorageError:
-            self.endpoints.failed(MASTER)
+            self._master.record_failure()
             raise
 
 

@@ -99,10 +99,6 @@ class Endpoints:
         """Record a failed call; makes the endpoint rest."""
         self._breaker(endpoint).record_failure()
 
-    def succeeded(self, endpoint: str) -> None:
-        """Record that an endpoint works."""
-        self._breaker(endpoint).record_success()
-
 
 class NodeChoice:
     """The node that is put on now, of those that the master lists and none of which has failed just now. Thread-safe.

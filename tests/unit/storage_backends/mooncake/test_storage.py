@@ -166,7 +166,10 @@ def test_a_node_rests_after_a_failure_longer_each_time_and_is_asked_again() -> N
         assert not endpoints.is_up("node")
         clock.sleep(REST.pause_s(failures_count))
         assert endpoints.is_up("node")
-    endpoints.succeeded("node")
+    probe = endpoints.admit("node")
+    assert probe is not None
+    with probe:
+        pass
     endpoints.failed("node")
     clock.sleep(REST.first_s)
     assert endpoints.is_up("node")
