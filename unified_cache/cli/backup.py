@@ -24,7 +24,7 @@ from unified_cache.cli.options import (
 from unified_cache.cli.progress import objects_watched
 from unified_cache.cli.storage import finding_as_json, print_findings
 from unified_cache.cli.text import console_on
-from unified_cache.cli.tool_calls import open_in_time_to_write, open_pages_in_time
+from unified_cache.cli.tool_calls import open_in_time
 from unified_cache.core.errors import CacheError, ConfigError, without_secrets
 from unified_cache.core.page import Namespace, Prompt
 from unified_cache.core.sizes import size_text
@@ -43,6 +43,8 @@ from unified_cache.storage_backends.offline.stores import (
     StoredIdentity,
     choose,
     is_absent,
+    open_pages_to_read,
+    open_to_write,
     selected,
 )
 from unified_cache.storage_backends.protocol import Store
@@ -97,7 +99,7 @@ class BackupCommand(JsonOptions, NamespaceOptions):
                 found = selected(source, self.source, self.identity)
                 for kept in found:
                     kept.described()
-                with closing(open_in_time_to_write(self.target)) as target:
+                with closing(open_in_time(open_to_write, self.target)) as target:
                     results = [
                         _copied(source, target, plan_identity(source, target, kept.described())) for kept in found
                     ]
@@ -108,7 +110,7 @@ class BackupCommand(JsonOptions, NamespaceOptions):
                 if is_absent(self.target):
                     plan = plan_prompts(source, KeysOnlyStorage(), description, prompts)
                     _check_any(len(plan.tasks), self.source, self.prefix)
-                with closing(open_in_time_to_write(self.target)) as target:
+                with closing(open_in_time(open_to_write, self.target)) as target:
                     plan = plan_prompts(source, target, description, prompts)
                     results = [_copied(source, target, plan)]
                 _check_any(len(plan.tasks) + plan.skipped.objects_count, self.source, self.prefix)
@@ -148,7 +150,7 @@ class PrefetchCommand(JsonOptions, NamespaceOptions):
             if is_absent(self.target):
                 planned = PrefixPrefetch(source, KeysOnlyStorage(), description, prompts).plan
                 _check_any(len(planned.tasks), self.source, self.tokens)
-            with closing(open_in_time_to_write(self.target)) as target:
+            with closing(open_in_time(open_to_write, self.target)) as target:
                 prefetch = PrefixPrefetch(source, target, description, prompts)
                 with objects_watched(sys.stderr, "prefetch", prefetch.plan.todo.objects_count) as watch:
                     found, result = prefetch.run(watch)
@@ -173,7 +175,7 @@ def _opened(source_url: str, target_url: str) -> Store:
     """Open the source. The target is opened when everything else is known to be right: until then nothing is made."""
     if source_url == target_url:
         raise ConfigError(f"SRC and DST must differ, found {without_secrets(source_url)} twice")
-    return open_pages_in_time(source_url)
+    return open_in_time(open_pages_to_read, source_url)
 
 
 def _copied(source: Store, target: Store, plan: CopyPlan) -> CopyResult:

@@ -3,9 +3,8 @@
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -30,13 +29,6 @@ config_app = typer.Typer(
 )
 
 
-class SectionName(Enum):
-    """Sections of the file, as options name them."""
-
-    CACHE = "cache"
-    SERVE = "serve"
-
-
 @dataclass(frozen=True, slots=True)
 class ConfigCheckCommand(JsonOptions):
     """Explain a file of settings: every value, where it came from, what it means, and what contradicts what.
@@ -49,13 +41,14 @@ class ConfigCheckCommand(JsonOptions):
         Path | None, typer.Argument(metavar="[FILE]", help=f"File to explain. [default: {FILE_NAME}, if there is one]")
     ] = None
     only: Annotated[
-        SectionName | None, typer.Option("--for", help="For one command alone, or for a cache that an engine embeds.")
+        Literal["cache", "serve"] | None,
+        typer.Option("--for", help="For one command alone, or for a cache that an engine embeds."),
     ] = None
     everything: Annotated[bool, typer.Option("--all", help="Show settings at their defaults too.")] = False
 
     def run(self) -> None:
         """Read and explain."""
-        loaded = _all_read(list(SECTIONS) if self.only is None else [self.only.value], self.file)
+        loaded = _all_read(list(SECTIONS) if self.only is None else [self.only], self.file)
         explained = [each for section, found in loaded.items() for each in _explained(section, found)]
         warnings = [(name, text) for name, found in loaded.items() for text in _warnings(found.settings)]
         path = next(iter(loaded.values())).file

@@ -8,16 +8,15 @@ import unittest
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
-from enum import Enum
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from unified_cache.cli.options import JsonOptions
 from unified_cache.cli.progress import watched
 from unified_cache.cli.text import console_on
-from unified_cache.cli.tool_calls import open_in_time_to_write
+from unified_cache.cli.tool_calls import open_in_time
 from unified_cache.core.errors import CacheError, ConfigError, without_secrets
 from unified_cache.core.sizes import parse_bytes
 from unified_cache.storage_backends.offline.listing import listed
@@ -46,13 +45,8 @@ _FIRST = "test_"
 _Test = Callable[[Store], None]
 
 
-class TrialVerdict(Enum):
-    """Result of trying one promise."""
-
-    KEPT = "pass"
-    BROKEN = "FAIL"
-    UNTRIED = "skip"
-    """The promise does not apply to this backend."""
+TrialVerdict = Literal["pass", "FAIL", "skip"]
+"""Result of trying one promise; one that does not apply to the backend is skipped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +93,7 @@ class ConformanceCommand(JsonOptions):
             raise ConfigError(f"--timeout-s must be positive, found {self.timeout_s}")
         if not self.not_empty:
             _check_empty(self.store)
-        open_in_time_to_write(self.store, cap).close()
+        open_in_time(lambda url: open_to_write(url, cap), self.store).close()
         contract = storage_contract.KeysOnlyContract if self.keys_only else storage_contract.StorageContract
         tests = promises_of(contract)
         tried: list[ContractTrial] = []
@@ -108,7 +102,7 @@ class ConformanceCommand(JsonOptions):
                 tried.append(trial)
                 on_progress(len(tried), "")
         self._show(tried)
-        broken = sum(trial.verdict is TrialVerdict.BROKEN for trial in tried)
+        broken = sum(trial.verdict == "FAIL" for trial in tried)
         if broken:
             raise CacheError(f"{self.store} must keep {len(tried)} promises, {broken} are broken")
 
@@ -118,21 +112,20 @@ class ConformanceCommand(JsonOptions):
         return storage if self.keys_only else VerifiedStorage(storage)
 
     def _show(self, tried: Sequence[ContractTrial]) -> None:
-        promises = [{**asdict(each), "verdict": each.verdict.value} for each in tried]
-        value = {"store": without_secrets(self.store), "promises": promises}
+        value = {"store": without_secrets(self.store), "promises": list(map(asdict, tried))}
         if self.shown_as_json("conformance", value):
             return
         console = console_on(sys.stdout)
-        rows = ((each.promise, each.verdict.value, f"{each.seconds:.2f}") for each in tried)
+        rows = ((each.promise, each.verdict, f"{each.seconds:.2f}") for each in tried)
         console.print_table(("promise", "verdict", "seconds"), rows, left=2)
         for each in tried:
             if each.reason:
-                console.print_line(f"{each.verdict.value}: {each.promise}: {each.reason}")
+                console.print_line(f"{each.verdict}: {each.promise}: {each.reason}")
 
 
 def _check_empty(url: str) -> None:
     """Refuse a store that holds pages of others. It is opened without a cap, so that nothing goes."""
-    with closing(open_in_time_to_write(url)) as storage:
+    with closing(open_in_time(open_to_write, url)) as storage:
         for identity in storage.manifests() or ():
             if identity not in _OWN_IDENTITIES and any(listed(storage, identity)):
                 raise ConfigError(
@@ -167,7 +160,7 @@ def try_promises(
         thread.join(timeout_s)
         verdict, reason = _verdict(result)
         if thread.is_alive():
-            verdict, reason = TrialVerdict.BROKEN, f"it did not return within {timeout_s:g} s"
+            verdict, reason = "FAIL", f"it did not return within {timeout_s:g} s"
         yield ContractTrial(sentence, verdict, reason, time.monotonic() - started_s)
 
 
@@ -184,10 +177,10 @@ def _verdict(result: unittest.TestResult) -> tuple[TrialVerdict, str]:
     for _, trace in (*result.failures, *result.errors):
         lines = [line.strip() for line in trace.strip().splitlines()]
         places = [line for line in lines if line.startswith("File ")]
-        return TrialVerdict.BROKEN, f"{lines[-1]} ({places[-1]})" if places else lines[-1]
+        return "FAIL", f"{lines[-1]} ({places[-1]})" if places else lines[-1]
     for _, reason in result.skipped:
-        return TrialVerdict.UNTRIED, reason
-    return TrialVerdict.KEPT, ""
+        return "skip", reason
+    return "pass", ""
 
 
 conformance_app.command("conformance", epilog=CONFORMANCE_EPILOG)(ConformanceCommand)

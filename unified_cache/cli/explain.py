@@ -12,12 +12,12 @@ from unified_cache.cache.explain import Explanation, explanation_of, near_in_sto
 from unified_cache.cli.options import IdentityOption, JsonOptions, NamespaceOptions, TokensFileOption
 from unified_cache.cli.progress import watched
 from unified_cache.cli.text import console_on, example
-from unified_cache.cli.tool_calls import open_in_time_to_read
+from unified_cache.cli.tool_calls import open_in_time
 from unified_cache.core.errors import without_secrets
 from unified_cache.core.page import Prompt
 from unified_cache.storage_backends.manifest import Description
 from unified_cache.storage_backends.offline.prompts import read_prompts
-from unified_cache.storage_backends.offline.stores import choose
+from unified_cache.storage_backends.offline.stores import choose, open_to_read
 from unified_cache.storage_backends.protocol import Store
 
 WHY_ONE_LESS = "it computes the last token of a prompt itself"
@@ -43,7 +43,7 @@ class ExplainCommand(JsonOptions, NamespaceOptions):
 
     def run(self) -> None:
         """Ask and show."""
-        with closing(open_in_time_to_read(self.storage)) as storage:
+        with closing(open_in_time(open_to_read, self.storage)) as storage:
             kept = choose(storage, self.storage, self.identity)
             description = kept.described()
             prompts = read_prompts(self.tokens, description.layout.page_size, self.namespace)

@@ -4,9 +4,8 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
-from enum import Enum
 from importlib.metadata import version
-from typing import Annotated, Protocol, runtime_checkable
+from typing import Annotated, Literal, Protocol, runtime_checkable
 
 import typer
 
@@ -30,13 +29,8 @@ app = typer.Typer(
 )
 
 
-class LogLevel(Enum):
-    """Least severe lines of the library's log that are shown."""
-
-    DEBUG = "debug"
-    INFO = "info"
-    WARNING = "warning"
-    ERROR = "error"
+LogLevel = Literal["debug", "info", "warning", "error"]
+"""Least severe lines of the library's log that are shown."""
 
 
 @runtime_checkable
@@ -55,7 +49,7 @@ def _log_from(level: LogLevel | None) -> None:
         shown.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
         logger = logging.getLogger("unified_cache")
         logger.handlers = [shown]
-        logger.setLevel(level.name)
+        logger.setLevel(level.upper())
 
 
 def _print_version(wanted: bool) -> None:

@@ -10,14 +10,14 @@ from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
-from typing import Annotated, TextIO, TypeVar
+from typing import Annotated, TextIO
 
 import typer
 
 from unified_cache.cli.options import IdentityOption, JsonOptions, StoreArgument
 from unified_cache.cli.progress import objects_watched
 from unified_cache.cli.text import LineConsole, console_on, example
-from unified_cache.cli.tool_calls import open_in_time_to_change, open_in_time_to_read
+from unified_cache.cli.tool_calls import SHRINK_S, open_in_time
 from unified_cache.core.errors import CacheError, ConfigError, without_secrets
 from unified_cache.core.pool import Component, ModelLayout
 from unified_cache.core.sizes import parse_bytes, size_text
@@ -34,6 +34,8 @@ from unified_cache.storage_backends.offline.stores import (
     Undescribed,
     has_cap_of_its_own,
     identities_of,
+    open_existing,
+    open_to_read,
     selected,
 )
 from unified_cache.storage_backends.offline.upkeep import (
@@ -69,8 +71,6 @@ storage_app = typer.Typer(
 FINDINGS_SHOWN_MAX = 20
 """Flawed objects named below a table; --json names all."""
 
-_Opened = TypeVar("_Opened", bound=Store)
-
 
 @dataclass(frozen=True)
 class _StoreOptions(JsonOptions):
@@ -86,7 +86,7 @@ class StatCommand(_StoreOptions):
 
     def run(self) -> None:
         """List and show."""
-        with closing(open_in_time_to_read(self.url)) as storage:
+        with closing(open_in_time(open_to_read, self.url)) as storage:
             capability = storage.capability()
             found = selected(storage, self.url, self.identity)
             with objects_watched(sys.stderr, "stat", None) as watch:
@@ -123,7 +123,7 @@ class VerifyCommand(_StoreOptions):
 
     def run(self) -> None:
         """Read everything and show what is wrong."""
-        found, results = _examined(open_in_time_to_read, "verify", verify, self)
+        found, results = _examined(open_to_read, "verify", verify, self)
         flawed = sum(result.count(Answer.FLAWED) for result in results)
         unavailable = sum(result.count(Answer.UNAVAILABLE) for result in results)
         if flawed or unavailable:
@@ -145,7 +145,7 @@ class ScrubCommand(_StoreOptions):
 
     def run(self) -> None:
         """Read everything, remove what is flawed, show both."""
-        found, results = _examined(open_in_time_to_change, "scrub", partial(verify, is_scrub=True), self)
+        found, results = _examined(open_existing, "scrub", partial(verify, is_scrub=True), self)
         unavailable = sum(result.count(Answer.UNAVAILABLE) for result in results)
         if unavailable:
             raise CacheError(
@@ -176,7 +176,7 @@ class GcCommand(_StoreOptions):
     def run(self) -> None:
         """Remove and show."""
         cap = None if self.bytes_max is None else parse_bytes("--bytes-max", self.bytes_max)
-        with closing(open_in_time_to_change(self.url)) as storage:
+        with closing(open_in_time(open_existing, self.url)) as storage:
             found = selected(storage, self.url, self.identity)
             with objects_watched(sys.stderr, "gc", None) as watch:
                 collected = [(kept, _collected(storage, kept, watch)) for kept in found]
@@ -184,10 +184,10 @@ class GcCommand(_StoreOptions):
             if cap is not None and has_cap_of_its_own(self.url):
                 shrink(storage, identities_of(storage), cap)
         if cap is not None and not has_cap_of_its_own(self.url):
-            open_in_time_to_change(self.url, cap).close()
+            open_in_time(lambda url: open_existing(url, cap), self.url, SHRINK_S).close()
         after = before
         if cap is not None:
-            with closing(open_in_time_to_read(self.url)) as opened:
+            with closing(open_in_time(open_to_read, self.url)) as opened:
                 after = _everything(opened)
         evicted = ObjectCount(before.objects_count - after.objects_count, before.object_bytes - after.object_bytes)
         value = gc_as_json(self.url, collected, evicted, after)
@@ -219,7 +219,7 @@ class ClearCommand(_StoreOptions):
             raise ConfigError(
                 "clear needs either --identity DIGEST or --all; unified-cache storage stat lists identities"
             )
-        with closing(open_in_time_to_change(self.url)) as storage:
+        with closing(open_in_time(open_existing, self.url)) as storage:
             found = selected(storage, self.url, self.identity)
             total = _counted(storage, found)
             going = f"{total.objects_count:,} objects, {size_text(total.object_bytes)}, of {len(found)} identities"
@@ -242,13 +242,13 @@ class ClearCommand(_StoreOptions):
 
 
 def _examined(
-    open_store: Callable[[str], _Opened],
+    open_store: Callable[[str], Store],
     verb: str,
-    examine: Callable[[_Opened, StoredIdentity, Watch], Verification],
+    examine: Callable[[Store, StoredIdentity, Watch], Verification],
     asked: _StoreOptions,
 ) -> tuple[list[StoredIdentity], list[Verification]]:
     """Examine every identity that was asked for, and print the results."""
-    with closing(open_store(asked.url)) as storage:
+    with closing(open_in_time(open_store, asked.url)) as storage:
         found = selected(storage, asked.url, asked.identity)
         total = _counted(storage, found)
         with objects_watched(sys.stderr, verb, total.objects_count) as watch:

@@ -5,12 +5,6 @@ from typing import TypeVar
 
 from unified_cache.core.errors import StorageTimeoutError
 from unified_cache.storage_backends.common.call_threads import CallThreads, call_within
-from unified_cache.storage_backends.offline.stores import (
-    open_existing,
-    open_pages_to_read,
-    open_to_read,
-    open_to_write,
-)
 from unified_cache.storage_backends.protocol import Store
 from unified_cache.storage_backends.wrappers.layer import Method, StorageLayer
 
@@ -49,26 +43,11 @@ class _BoundedStore(StorageLayer):
                 self._threads.leave(call)
 
 
-def open_in_time_to_read(url: str) -> Store:
-    """Open a store as ``open_to_read``; opening it, and each call, ends within ``CALL_S``."""
-    return _BoundedStore(_within(lambda: open_to_read(url)))
+def open_in_time(open_store: Callable[[str], Store], url: str, opening_s: float | None = None) -> Store:
+    """Open a store by a function of ``offline.stores``; opening it, and each call, ends within ``CALL_S``.
 
-
-def open_pages_in_time(url: str) -> Store:
-    """Open a store as ``open_pages_to_read``, bounded as ``open_in_time_to_read``."""
-    return _BoundedStore(_within(lambda: open_pages_to_read(url)))
-
-
-def open_in_time_to_write(url: str, bytes_max: int | None = None) -> Store:
-    """Open a store as ``open_to_write``, bounded as ``open_in_time_to_read``."""
-    return _BoundedStore(_within(lambda: open_to_write(url, bytes_max)))
-
-
-def open_in_time_to_change(url: str, bytes_max: int | None = None) -> Store:
-    """Open a store as ``open_existing``, bounded as ``open_in_time_to_read``; under a cap within ``SHRINK_S``."""
-    opening_s = CALL_S if bytes_max is None else SHRINK_S
-    return _BoundedStore(_within(lambda: open_existing(url, bytes_max), opening_s))
-
-
-def _within(opened: Callable[[], Result], timeout_s: float | None = None) -> Result:
-    return call_within(CALL_S if timeout_s is None else timeout_s, "its opening", opened)
+    ``opening_s`` is for an opening that may take longer.
+    """
+    return _BoundedStore(
+        call_within(CALL_S if opening_s is None else opening_s, "its opening", lambda: open_store(url))
+    )
