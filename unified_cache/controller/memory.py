@@ -30,7 +30,6 @@ with needs_extra("engine", "unified_cache.controller.memory"):
         PoolRows,
         check_lengths,
         copy_rows,
-        copy_runs,
         gpu_copies,
         page_distance,
     )
@@ -294,7 +293,7 @@ class TieredMemory:
             self._gpu[Tier.DEVICE].duplicate(rows, source, target)
             return
         for layer in rows.device:
-            copy_runs(layer, source, layer, target)
+            copy_rows(layer, source, layer, target)
 
     def compare(self, pool: PoolSpec, left: int, right: int) -> PageDistance:
         """Compare two device pages layer by layer; on a GPU the call returns before that is done."""
