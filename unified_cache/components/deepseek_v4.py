@@ -81,17 +81,10 @@ groups, fp32."""
 class RowFormat:
     """Format of the rows of one layer in a page: all values, then all scales, then padding."""
 
-    value_bytes: int
-    """Bytes of one row that its values take."""
-    scale_bytes: int
-    """Bytes of one row that its scales take."""
+    row_bytes: int
+    """Bytes of one row, its values and scales, before a page is padded."""
     align_bytes: int
     """A page is a multiple of this."""
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of one row, before a page is padded."""
-        return self.value_bytes + self.scale_bytes
 
     def page_bytes(self, rows: int) -> int:
         """Return the bytes of a page of ``rows`` rows, padding included."""
@@ -99,11 +92,11 @@ class RowFormat:
 
 
 ROW_FORMATS: Mapping[str, tuple[RowFormat, RowFormat]] = {
-    # name: (rows of the sliding window, rows of the compressed pools)
-    "v4": (RowFormat(576, 8, 576), RowFormat(576, 8, 576)),
-    "v41": (RowFormat(512, 16, 512), RowFormat(512, 16, 512)),
-    "v41_fp4": (RowFormat(512, 16, 512), RowFormat(256, 32, 256)),
-    "uniform_fp8": (RowFormat(512, 0, 1), RowFormat(512, 0, 1)),
+    # name: (rows of the sliding window, rows of the compressed pools), each of values + scales
+    "v4": (RowFormat(576 + 8, 576), RowFormat(576 + 8, 576)),
+    "v41": (RowFormat(512 + 16, 512), RowFormat(512 + 16, 512)),
+    "v41_fp4": (RowFormat(512 + 16, 512), RowFormat(256 + 32, 256)),
+    "uniform_fp8": (RowFormat(512, 1), RowFormat(512, 1)),
 }
 """As ``SGLANG_DSV4_KV_LAYOUT`` names them. ``v4``: 448 fp8 and 64 bf16, 7 scales and a byte of padding."""
 
