@@ -69,7 +69,7 @@ INDEXED = {**LATENT, "index_head_dim": 128}
         ("dbrx", DBRX, {"kv": 8}, {}),
         ("olmo3", SWA, {"kv": 2, "swa": 6}, {}),
         ("afmoe", SWA, {"kv": 2, "swa": 6}, {}),
-        ("exaone4", {**SWA, "sliding_window_pattern": "LG"}, {"kv": 4, "swa": 4}, {}),
+        ("exaone4", {**SWA, "sliding_window_pattern": "LLG"}, {"kv": 3, "swa": 5}, {}),
         ("exaone4", {"sliding_window": None}, {"kv": 8}, {}),
         ("gemma3n_text", {**SWA, **BORROWING}, {"kv": 1, "swa": 4}, {}),
         (
@@ -79,6 +79,12 @@ INDEXED = {**LATENT, "index_head_dim": 128}
             {"mamba": 16 * 64 * 64 * 2},
         ),
         ("lfm2", {"full_attn_idxs": [2, 5], "conv_L_cache": 3}, {"kv": 2, "mamba": 6}, {"mamba": 1024 * 2 * 2}),
+        (
+            "lfm2_moe",
+            {"layer_types": [*["conv"] * 3, "full_attention"] * 2, "conv_L_cache": 3},
+            {"kv": 2, "mamba": 6},
+            {"mamba": 1024 * 2 * 2},
+        ),
         ("falcon_h1", {**MAMBA_2, "mamba_d_ssm": 2048}, {"kv": 8, "mamba": 8}, {"mamba": MAMBA_2_STATE}),
         ("bamba", {**MAMBA_2, "attn_layer_indices": [3]}, {"kv": 1, "mamba": 7}, {"mamba": MAMBA_2_STATE}),
         (
@@ -87,7 +93,7 @@ INDEXED = {**LATENT, "index_head_dim": 128}
             {"kv": 1, "mamba": 7},
             {"mamba": MAMBA_2_STATE},
         ),
-        ("jamba", JAMBA, {"kv": 2, "mamba": 6}, {"mamba": 2048 * 3 * 2 + 2048 * 16 * 4}),
+        ("jamba", {**JAMBA, "num_hidden_layers": 6}, {"kv": 1, "mamba": 5}, {"mamba": 2048 * 3 * 2 + 2048 * 16 * 4}),
         (
             "falcon_mamba",
             {"intermediate_size": 2048, "state_size": 16, "conv_kernel": 4},
