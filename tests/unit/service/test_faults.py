@@ -1,12 +1,14 @@
 """Stores that fail, streams that stall: misses and statuses, never wrong bytes, nothing left behind."""
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import grpc
 import pytest
 
 from tests.support.service import LoopbackServer, Wire, refused, wait_for
+from tests.support.store_calls import ScriptedStorage, raising
 from tests.support.wrappers import bounded
 from tests.unit.service.test_requests import (
     BAD,
@@ -22,9 +24,9 @@ from tests.unit.service.test_requests import (
 )
 from tests.unit.service.test_tenancy import put
 from unified_cache.components import Full
-from unified_cache.core.errors import StorageError, StorageFullError
+from unified_cache.core.errors import NotOfferedError, StorageError, StorageFullError
 from unified_cache.core.pool import Identity, ModelLayout, PoolSpec
-from unified_cache.core.seal import HEADER_BYTES, Label
+from unified_cache.core.seal import HEADER_BYTES
 from unified_cache.core.settings.service import Role
 from unified_cache.proto import service_pb2 as pb
 from unified_cache.proto.manifest_pb2 import Manifest
@@ -33,75 +35,49 @@ from unified_cache.service.access.callers import Caller
 from unified_cache.service.access.registry import Registry
 from unified_cache.service.limits import Limits
 from unified_cache.service.servicer import page_in
+from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.manifest import manifest_of
-from unified_cache.storage_backends.memory import MemoryStorage
-from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, Scan, Store
+from unified_cache.storage_backends.wrappers.layer import Method
 
-
-class RaisingStorage(MemoryStorage):
-    """A durable store that raises what it is told to."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.error: StorageError | None = None
-        self.unlisted = False
-        self.hung = threading.Event()
-        self.hung.set()
-
-    def capability(self) -> Capability:
-        return Capability("failing", durable=True, bytes_max=None, exists_costs_io=False)
-
-    def exists(self, labels: Sequence[Label]) -> list[Answer]:
-        self._check()
-        return super().exists(labels)
-
-    def get(self, pages: Sequence[PageIO]) -> list[Answer]:
-        self._check()
-        return super().get(pages)
-
-    def put(self, pages: Sequence[PageIO], level: Level) -> list[Answer]:
-        self._check()
-        return super().put(pages, Level.CACHED)
-
-    def scan(self, identity: bytes, cursor: str = "") -> Scan:
-        return Store.scan(self, identity, cursor) if self.unlisted else super().scan(identity, cursor)
-
-    def touch(self, labels: Sequence[Label]) -> None:
-        self._check()
-        super().touch(labels)
-
-    def _check(self) -> None:
-        self.hung.wait(20)
-        if self.error is not None:
-            raise self.error
-
+CALLS = (Method.EXISTS, Method.GET, Method.PUT, Method.TOUCH)
+PAGES_MAX = 64
+LARGE_BYTES = HEADER_BYTES + (1 << 20)
+LARGE_MANIFEST = manifest_of(Identity("large"), ModelLayout(16, (Full((PoolSpec("kv", 1 << 20),)),)))
 
 Serve = Callable[..., tuple[LoopbackServer, Wire]]
 
 
 @pytest.fixture
-def store() -> RaisingStorage:
-    return RaisingStorage()
+def store(tmp_path: Path) -> ScriptedStorage:
+    return ScriptedStorage(FileStorage.open(tmp_path))
 
 
 @pytest.fixture
-def serve(store: RaisingStorage) -> Iterator[Serve]:
+def serve(store: ScriptedStorage) -> Iterator[Serve]:
     opened: list[tuple[LoopbackServer, Wire]] = []
 
     def serve(limits: Limits | None = None, *, deadline_s: float = 0.0) -> tuple[LoopbackServer, Wire]:
         backend = bounded(store, deadline_s, 4) if deadline_s else store
         running = LoopbackServer.start(backend, limits)
         wire = Wire(running)
-        wire.ask(Call.HELLO, pb.HelloRequest(manifest=MANIFEST))
+        for manifest in (MANIFEST, LARGE_MANIFEST):
+            wire.ask(Call.HELLO, pb.HelloRequest(manifest=manifest))
         opened.append((running, wire))
         return running, wire
 
     yield serve
-    store.error = None
-    store.hung.set()
     for running, wire in opened:
         wire.close()
         running.stop()
+
+
+@pytest.fixture
+def hung(store: ScriptedStorage) -> Iterator[threading.Event]:
+    """Hang every call of the store, until the event is set or the test is over."""
+    goes_on = threading.Event()
+    store.before = dict.fromkeys(CALLS, goes_on.wait)
+    yield goes_on
+    goes_on.set()
 
 
 def got(wire: Wire, *numbers: int) -> list[int]:
@@ -117,8 +93,8 @@ def put_durable(wire: Wire, number: int) -> bytes:
     return pb.PutReply.FromString(wire.put([start(number, level=pb.DURABLE), part(page(number))])).stored
 
 
-def test_what_a_store_does_not_offer_is_no_outage(store: RaisingStorage, serve: Serve) -> None:
-    store.unlisted = True
+def test_what_a_store_does_not_offer_is_no_outage(store: ScriptedStorage, serve: Serve) -> None:
+    store.before[Method.SCAN] = raising(NotOfferedError("it lists nothing"))
     running, wire = serve()
     with refused(grpc.StatusCode.FAILED_PRECONDITION, "the store cannot do this"):
         wire.ask(Call.SCAN, pb.ScanRequest(identity=IDENTITY))
@@ -126,9 +102,9 @@ def test_what_a_store_does_not_offer_is_no_outage(store: RaisingStorage, serve: 
 
 
 @pytest.mark.threat("a store that fails or hangs")
-def test_a_store_that_is_down_costs_misses_and_makes_puts_unavailable(store: RaisingStorage, serve: Serve) -> None:
+def test_a_store_that_is_down_costs_misses_and_makes_puts_unavailable(store: ScriptedStorage, serve: Serve) -> None:
     running, wire = serve()
-    store.error = StorageError("/secret/path is down", retryable=True)
+    store.before = dict.fromkeys(CALLS, raising(StorageError("/secret/path is down", retryable=True)))
     with refused(grpc.StatusCode.UNAVAILABLE, "the store does not answer"):
         put(wire, 0)
     assert running.usage.held_bytes("default") == 0
@@ -136,41 +112,38 @@ def test_a_store_that_is_down_costs_misses_and_makes_puts_unavailable(store: Rai
     with refused(grpc.StatusCode.UNAVAILABLE, "the store does not answer"):
         put_durable(wire, 1)
     assert got(wire, 1) == [0]
-    store.error = None
+    store.before.clear()
     assert put(wire, 0) == b"\x02"
     assert put_durable(wire, 1) == b"\x02"
     assert {kind for kind, _ in running.notes.anomalies} == {"store_get", "store_put", "store_exists"}
 
 
-def test_a_touch_of_a_store_that_is_down_is_an_anomaly_and_no_error(store: RaisingStorage, serve: Serve) -> None:
+def test_a_touch_of_a_store_that_is_down_is_an_anomaly_and_no_error(store: ScriptedStorage, serve: Serve) -> None:
     running, wire = serve()
     assert put(wire, 0) == b"\x02"
-    store.error = StorageError("down", retryable=True)
+    store.before[Method.TOUCH] = raising(StorageError("down", retryable=True))
     wire.ask(Call.TOUCH, pb.TouchRequest(runs=[run(key(0))]))
     assert running.notes.kinds == ["store_touch"]
 
 
 @pytest.mark.threat("a store that fails or hangs")
-def test_a_store_that_hangs_is_waited_for_in_bounds(store: RaisingStorage, serve: Serve) -> None:
+def test_a_store_that_hangs_is_waited_for_in_bounds(serve: Serve, hung: threading.Event) -> None:
     _, wire = serve(deadline_s=0.05)
-    store.hung.clear()
     with refused(grpc.StatusCode.UNAVAILABLE):
         put(wire, 0)
     assert got(wire, 0, 1) == [0, 0]
     with refused(grpc.StatusCode.UNAVAILABLE):
         put_durable(wire, 2)
+    hung.set()
 
 
-def test_a_full_store_exhausts_a_resource_and_reads_go_on(store: RaisingStorage, serve: Serve) -> None:
+def test_a_full_store_exhausts_a_resource_and_reads_go_on(store: ScriptedStorage, serve: Serve) -> None:
     _, wire = serve()
     put(wire, 0)
-    full = StorageFullError("no space left on /secret/path")
-    with_full = store.put
-    store.put = lambda pages, level: (_ for _ in ()).throw(full)  # type: ignore[method-assign]
+    store.before[Method.PUT] = raising(StorageFullError("no space left on /secret/path"))
     with refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "the store is full"):
         put_durable(wire, 1)
     assert got(wire, 0) == [2]
-    store.put = with_full  # type: ignore[method-assign]
 
 
 @pytest.mark.threat("endless streams")
@@ -185,8 +158,8 @@ def test_a_put_on_which_nothing_moves_is_cancelled(serve: Serve) -> None:
 @pytest.mark.threat("endless streams")
 def test_a_reader_that_never_reads_is_cut_off(serve: Serve) -> None:
     running, wire = serve(Limits(stream_idle_s=0.3, part_bytes=OBJECT_BYTES))
-    put(wire, *range(100))
-    runs = [run(*[key(number) for number in range(100)] * 100, object_bytes=OBJECT_BYTES)]
+    put(wire, *range(4))
+    runs = [run(*[key(number) for number in range(4)] * 2_500, object_bytes=OBJECT_BYTES)]
     channel = grpc.insecure_channel(running.address, [("grpc.use_local_subchannel_pool", 1)])
     begin: grpc.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(Call.GET.path)
     parts = begin(pb.GetRequest(runs=runs).SerializeToString(), 20.0)
@@ -217,69 +190,20 @@ def test_a_stream_that_goes_on_for_ever_is_cut_off(serve: Serve) -> None:
 # Bounds of one call in memory and time: what it may name, what it holds, how long it may take
 
 
-POOLS = 8
-PAGES_MAX = 64
-LARGE_BYTES = HEADER_BYTES + (1 << 20)
-WIDE = ModelLayout(1, (Full(tuple(PoolSpec(f"pool_{number}", 16) for number in range(POOLS))),))
-WIDE_MANIFEST = manifest_of(Identity("wide"), WIDE)
-LARGE_MANIFEST = manifest_of(Identity("large"), ModelLayout(16, (Full((PoolSpec("kv", 1 << 20),)),)))
-
-
-class AskedStorage(MemoryStorage):
-    """A store that counts what it is asked, and answers when it is let."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.asked_counts: list[int] = []
-        self.is_free = threading.Event()
-        self.is_free.set()
-
-    def exists(self, labels: Sequence[Label]) -> list[Answer]:
-        self.asked_counts.append(len(labels))
-        self.is_free.wait(20)
-        return super().exists(labels)
-
-
-@pytest.fixture
-def asked() -> AskedStorage:
-    return AskedStorage()
-
-
-def serving(asked: AskedStorage, limits: Limits) -> Iterator[Wire]:
-    running = LoopbackServer.start(asked, limits)
-    wire = Wire(running)
-    for manifest in (MANIFEST, WIDE_MANIFEST, LARGE_MANIFEST):
-        wire.ask(Call.HELLO, pb.HelloRequest(manifest=manifest))
-    yield wire
-    asked.is_free.set()
-    wire.close()
-    running.stop()
-
-
-@pytest.fixture
-def wire(asked: AskedStorage) -> Iterator[Wire]:
-    limits = Limits(pages_max=PAGES_MAX, batch_bytes=1 << 18)
-    yield from serving(asked, limits)
-
-
-@pytest.fixture
-def short(asked: AskedStorage) -> Iterator[Wire]:
-    yield from serving(asked, Limits(call_s_max=0.3, pages_max=PAGES_MAX))
-
-
-def test_a_run_of_too_many_pages_is_refused_before_they_are_named(wire: Wire, asked: AskedStorage) -> None:
+def test_a_run_of_too_many_pages_is_refused_before_they_are_named(store: ScriptedStorage, serve: Serve) -> None:
+    _, wire = serve(Limits(pages_max=PAGES_MAX))
     with refused(BAD, f"1 to {PAGES_MAX} pages"):
         wire.ask(Call.EXISTS, pb.ExistsRequest(runs=[run(*[b"no digest"] * (PAGES_MAX + 1))]))
-    assert asked.asked_counts == []
+    assert Method.EXISTS not in store.calls
 
 
 @pytest.mark.threat("costly requests")
-def test_a_call_of_one_message_ends_in_time(short: Wire, asked: AskedStorage) -> None:
-    asked.is_free.clear()
+def test_a_call_of_one_message_ends_in_time(serve: Serve, hung: threading.Event) -> None:
+    running, wire = serve(Limits(call_s_max=0.3))
     with refused(grpc.StatusCode.CANCELLED):
-        short.ask(Call.EXISTS, pb.ExistsRequest(runs=[run(key(0))]))
-    asked.is_free.set()
-    wait_for(lambda: short.running.scheduler.in_flight_count == 0)
+        wire.ask(Call.EXISTS, pb.ExistsRequest(runs=[run(key(0))]))
+    hung.set()
+    wait_for(lambda: running.scheduler.in_flight_count == 0)
 
 
 @pytest.mark.threat("costly requests")
@@ -293,7 +217,8 @@ def test_what_nobody_knows_of_a_manifest_is_not_kept() -> None:
 
 
 @pytest.mark.threat("costly requests")
-def test_a_call_counts_the_largest_page_that_it_names(wire: Wire) -> None:
+def test_a_call_counts_the_largest_page_that_it_names(serve: Serve) -> None:
+    _, wire = serve(Limits(batch_bytes=1 << 18))
     large = run(key(0), identity=LARGE_MANIFEST.identity, object_bytes=LARGE_BYTES)
     small = run(key(0), identity=IDENTITY, object_bytes=HEADER_BYTES + 1000)
     for runs, largest_bytes in (([small], 1 << 18), ([small, large], LARGE_BYTES)):
