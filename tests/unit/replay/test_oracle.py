@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from unified_cache.core.pool import PoolSpec
-from unified_cache.sizing.replay.oracle import CHUNK_WORDS, Oracle
+from unified_cache.sizing.replay.oracle import Oracle
 
 KV = PoolSpec("kv", 4096)
 
@@ -32,15 +32,6 @@ def test_any_page_size_works_and_is_the_head_of_a_larger_one(page_bytes: int) ->
     made = Oracle(PoolSpec("kv", page_bytes)).payloads(keys(5))
     assert made.shape == (5, page_bytes)
     np.testing.assert_array_equal(made, Oracle(PoolSpec("kv", 8192)).payloads(keys(5))[:, :page_bytes])
-
-
-def test_pages_in_several_chunks_are_those_made_one_by_one() -> None:
-    page_bytes = CHUNK_WORDS * 8 // 3
-    many = keys(8)
-    oracle = Oracle(PoolSpec("kv", page_bytes))
-    made = oracle.payloads(many)
-    for number, key in enumerate(many):
-        np.testing.assert_array_equal(made[number], oracle.payloads([key])[0])
 
 
 def test_no_pages_have_no_payload() -> None:
