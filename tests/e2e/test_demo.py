@@ -3,8 +3,6 @@
 import os
 import re
 import signal
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib.util import find_spec
@@ -183,37 +181,29 @@ def test_where_the_model_is_not_installed_one_line_says_what_to_type(
 
 
 @pytest.mark.parametrize(
-    "until", ["0. Load", "1. Ask", *(pytest.param(each, marks=pytest.mark.long) for each in ("3. Kill", "6. Compute"))]
+    ("until", "number"),
+    [
+        ("0. Load", signal.SIGTERM),
+        ("1. Ask", signal.SIGINT),
+        *(pytest.param(each, signal.SIGINT, marks=pytest.mark.long) for each in ("3. Kill", "6. Compute")),
+    ],
 )
-def test_ctrl_c_leaves_no_process_and_no_file(until: str, tmp_path: Path) -> None:
+def test_an_interruption_at_any_time_leaves_no_process_and_no_file(
+    until: str, number: signal.Signals, tmp_path: Path
+) -> None:
     arguments = ("demo", "--model", "tiny-llama", "--document-tokens", "128", "--report", tmp_path / "out")
     terminal = TerminalCommand(*arguments, environment={**os.environ, "TMPDIR": str(tmp_path)})
     terminal.until(until)
     children = psutil.Process(terminal.popen.pid).children(recursive=True)
-    terminal.interrupt()
+    if number is signal.SIGINT:
+        terminal.interrupt()
+    else:
+        terminal.popen.send_signal(number)
     status, line = terminal.ended()
     assert (status, line.startswith("interrupted: demo had ")) == (130, True), line
     assert line.endswith("its processes have ended and its files are removed")
     assert not list(tmp_path.glob("unified-cache-demo-*"))
     psutil.wait_procs(children)
-
-
-def test_a_process_that_is_told_to_end_removes_its_files(tmp_path: Path) -> None:
-    code = "from unified_cache.cli.main import main; main()"
-    arguments = ("demo", "--model", "tiny-llama", "--report", str(tmp_path / "out"))
-    with subprocess.Popen(
-        [sys.executable, "-c", code, *arguments],
-        env={**os.environ, "TMPDIR": str(tmp_path)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as child:
-        assert child.stdout is not None
-        assert child.stdout.readline().startswith("0. Load")
-        child.send_signal(signal.SIGTERM)
-        _, err = child.communicate(timeout=60)
-    assert (child.returncode, err.count("\n")) == (130, 1), err
-    assert not list(tmp_path.glob("unified-cache-demo-*"))
 
 
 def test_a_byte_is_flipped_in_the_page_of_a_key_alone(tmp_path: Path) -> None:
