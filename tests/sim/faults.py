@@ -2,18 +2,14 @@
 
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TypeVar
 
-from tests.support.store_calls import ScriptedStorage, SeededFaults, StorageFault
-from unified_cache.core.errors import StorageError
+from tests.support.store_calls import SeededFaults, StorageFault
 from unified_cache.storage_backends.common.lru import page_bytes
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO
-from unified_cache.storage_backends.wrappers.layer import Method, StorageLayer
-
-Result = TypeVar("Result")
+from unified_cache.storage_backends.wrappers.layer import Method
 
 RATES: Mapping[StorageFault, float] = {
     StorageFault.FAIL: 0.03,
@@ -99,17 +95,3 @@ class DecliningStorage(MemoryStorage):
         is_fresh = any(answer and page.label not in known for page, answer in zip(pages, answers, strict=True))
         assert not is_fresh or self._lru.bytes_used <= self._lru.bytes_max, "a page was stored above the cap"
         return answers
-
-
-class ArrivingStorage(StorageLayer):
-    """A store that nobody can ask for anything until it is there."""
-
-    def __init__(self, store: ScriptedStorage) -> None:
-        super().__init__(store)
-        self.store = store
-        self.is_away = True
-
-    def _call(self, method: Method, work: Callable[[], Result]) -> Result:
-        if self.is_away and method is not Method.CLOSE:
-            raise StorageError("away", retryable=True)
-        return work()

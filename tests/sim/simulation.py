@@ -14,7 +14,7 @@ from tests.sim.audit import Audit, Claim, Picture
 from tests.sim.cells import CELLS, Cell
 from tests.sim.claims import JobClaims
 from tests.sim.engine import SETTLE_S, SimEngine
-from tests.sim.faults import ArrivingStorage, DecliningStorage, Faults
+from tests.sim.faults import DecliningStorage, Faults
 from tests.sim.liveness import Liveness
 from tests.sim.memory import ContentMemory, Contents, KeyNumbers
 from tests.sim.schedule import EVICTING, FILLING, FULL, KINDS, WRITING, weights_of
@@ -24,7 +24,7 @@ from tests.support.cache_model import Flow, flow_of, prompt_of
 from tests.support.clock import ManualClock
 from tests.support.operations import head_of
 from tests.support.ranks import Declining
-from tests.support.store_calls import ScriptedStorage
+from tests.support.store_calls import ScriptedStorage, raising
 from tests.support.tables import check_tables
 from tests.support.waiting import wait_until
 from unified_cache.cache.cache import UnifiedCache
@@ -33,10 +33,12 @@ from unified_cache.controller.backup_scheduler import RETRY_PAUSE_S_MAX
 from unified_cache.controller.jobs import BackupJob, FetchJob, LoadJob
 from unified_cache.controller.ranks.group import LocalRanks, RankGroup
 from unified_cache.core.config import WritePolicy
+from unified_cache.core.errors import StorageError
 from unified_cache.core.page import Prompt
 from unified_cache.core.pool import Identity, Pages, Tier
 from unified_cache.core.seal import Label, verify_buffers
 from unified_cache.storage_backends.common.opening import MENDED_PAUSE_S
+from unified_cache.storage_backends.wrappers.layer import Method
 
 OPERATION_S_MAX = 0.002
 """Time that an operation of the owner takes, at most."""
@@ -98,7 +100,7 @@ class Simulation:
         self.config = config = config_of(self.cell, seed)
         self.cache = UnifiedCache(layout, config, self.memory, self.workers, identity, ranks, self.clock)
         self.liveness = Liveness(self.cache, self.owners)
-        self.away: ArrivingStorage | None = None
+        self.away: ScriptedStorage | None = None
         """The store that the cache waits for."""
         self.tally = SimTally()
         if self.rng.random() < AWAY_RATE and not self.is_group:
@@ -252,7 +254,7 @@ class Simulation:
             "detach": lambda: (self.has_store or self.away is not None) and not self.arrivals,
             "attach": lambda: not self.has_store and self.away is None,
             "await": lambda: not self.is_group and not self.has_store and self.away is None,
-            "arrive": lambda: self.away is not None and self.away.is_away,
+            "arrive": lambda: self.away is not None and bool(self.away.before),
         }
 
     def is_computing(self) -> bool:
@@ -281,7 +283,8 @@ class Simulation:
 
     def await_store(self) -> object:
         """Give the cache a store that is away."""
-        self.away = ArrivingStorage(ScriptedStorage(self.store, leaves_open=True))
+        self.away = ScriptedStorage(self.store, leaves_open=True)
+        self.away.before = dict.fromkeys({*Method} - {Method.CLOSE}, raising(StorageError("away", retryable=True)))
         self.cache.await_store(self.away, self.clock)
         return self.clock.now_s
 
@@ -291,7 +294,7 @@ class Simulation:
         arrival = self.cache._arrival
         assert arrival is not None, "the store was attached while it was away"
         assert wait_until(lambda: not arrival._opening._is_trying, SETTLE_S)
-        self.away.is_away = False
+        self.away.before.clear()
         self.clock.sleep(MENDED_PAUSE_S)
         was_faulty, self.faults.on = self.faults.on, False
         assert arrival._opening.reach(SETTLE_S) is not None, "a store that is there is not attached"
@@ -300,9 +303,10 @@ class Simulation:
 
     def look_for_store(self) -> None:
         """Note that a poll has attached the store that was away, which it does once that is there."""
-        if self.away is not None and not self.away.is_away:
+        if self.away is not None and not self.away.before:
             assert self.cache._storage is not None, "a poll did not attach a store that is there"
-            self.workers.store = self.away.store
+            self.workers.store = self.away
+            self.away.take()
             self.liveness.stores.append(self.workers.store)
             self.away = None
             self.tally.happened["attached late"] += 1
