@@ -332,6 +332,8 @@ def test_facts_are_no_components_with_other_names() -> None:
     one = ModelLayout(64, (Full((KV,)),))
     facts = (("a", "1"), ("b=1", "c=2"))
     assert Identity("m", facts=facts).digest(one) != Identity("m").digest(two)
+    rest = (("d", "e"),)
+    assert Identity("m", facts=(*facts, *rest)).digest(one) != Identity("m", facts=rest).digest(two)
     assert Identity("m", facts=facts).digest(one) != Identity("m").digest(one)
 
 
