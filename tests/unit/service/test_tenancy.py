@@ -13,6 +13,7 @@ import pytest
 
 from tests.support.service import LoopbackServer, Notes, Wire, wait_for
 from tests.support.service_settings import service_settings
+from tests.support.store_calls import ScriptedStorage, raising
 from tests.support.store_kinds import StoreKind
 from tests.unit.service.test_requests import (
     IDENTITY,
@@ -42,11 +43,13 @@ from unified_cache.storage_backends.manifest import manifest_of, model_of_tenant
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.offline.stores import identities_of
 from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, Store
-from unified_cache.storage_backends.wrappers.layer import Method, StorageLayer
+from unified_cache.storage_backends.wrappers.layer import Method
 from unified_cache.testing.storage_contract import sealed_page
 
 TAKEN_BYTES = StoreKind.FILE.taken_bytes(OBJECT_BYTES)
 """What a page takes of a file store."""
+
+FAILS = raising(StorageError("it fails on purpose", retryable=True))
 
 READER, WRITER, OTHER_WRITER = (
     Caller("acme", Role.READER),
@@ -216,17 +219,12 @@ def test_a_store_without_a_catalog_is_said_to_be_uncounted_unless_it_began_empty
     running.stop()
 
 
-class Unlisted(StorageLayer):
-    """A store that answers every listing by a fault."""
-
-    def manifests(self) -> dict[bytes, Manifest | None]:
-        raise StorageError("away", retryable=True)
-
-
 def test_a_store_that_cannot_be_listed_is_said_to_be_uncounted(tmp_path: Path) -> None:
     running = LoopbackServer.start(opened(StoreKind.FILE, tmp_path))
     notes = Notes()
-    store = TenantStore(Unlisted(FileStorage.open(tmp_path / "store")), running.usage, notes)
+    unlisted = ScriptedStorage(FileStorage.open(tmp_path / "store"))
+    unlisted.before[Method.MANIFESTS] = FAILS
+    store = TenantStore(unlisted, running.usage, notes)
     stop = Event()
     counting = Thread(target=store.count_stored, args=(stop,))
     counting.start()
@@ -438,38 +436,19 @@ def test_a_manifest_that_does_not_describe_its_identity_is_no_tenant_s() -> None
 # What is counted
 
 
-class FickleStorage(StorageLayer):
-    """Answers puts, or fails at calls, as it is told to; every level is the same to it."""
-
-    answer: Answer | None = None
-    failing: Method | None = None
-    stores_before_it_fails = False
-
-    def exists(self, labels: Sequence[Label]) -> list[Answer]:
-        if self.failing is Method.EXISTS:
-            raise StorageError("it fails on purpose", retryable=True)
-        return super().exists(labels)
-
-    def remove(self, labels: Sequence[Label]) -> int:
-        if self.failing is not Method.REMOVE:
-            return super().remove(labels)
-        super().remove(labels[:1])
-        raise StorageError("it fails on purpose", retryable=True)
+class EveryLevel(MemoryStorage):
+    """A store to which every level is the same."""
 
     def put(self, pages: Sequence[PageIO], level: Level) -> list[Answer]:
-        if self.failing is Method.PUT:
-            if self.stores_before_it_fails:
-                super().put(pages, Level.CACHED)
-            raise StorageError("it fails on purpose", retryable=True)
-        return super().put(pages, Level.CACHED) if self.answer is None else [self.answer] * len(pages)
+        return super().put(pages, Level.CACHED)
 
 
 class TwoTenants:
     """Two tenants of a store in memory, which may store five pages each and eight together."""
 
     def __init__(self) -> None:
-        self.memory, self.notes = MemoryStorage(), Notes()
-        self.fickle = FickleStorage(self.memory)
+        self.memory, self.notes = EveryLevel(), Notes()
+        self.fickle = ScriptedStorage(self.memory)
         cap_bytes = 8 * OBJECT_BYTES
         self.usage = TenantUsage(QuotaSettings(stored_bytes_max=5 * OBJECT_BYTES), 12, cap_bytes)
         self.store = TenantStore(self.fickle, self.usage, self.notes)
@@ -492,11 +471,13 @@ class TwoTenants:
 def test_bytes_and_pages_of_each_tenant_are_those_in_the_store_after_every_call() -> None:
     rng = random.Random(1)
     two, happened = TwoTenants(), Counter[str]()
-    for _ in range(600):
+    for _ in range(800):
         name, some = rng.choice("ab"), [rng.randrange(9) for _ in range(rng.randrange(1, 4))]
-        two.fickle.answer = rng.choice([None] * 8 + [Answer.DECLINED, Answer.UNAVAILABLE])
-        two.fickle.failing = Method.PUT if rng.random() < 0.2 else None
-        two.fickle.stores_before_it_fails = rng.random() < 0.5
+        answer = rng.choice([None] * 8 + [Answer.DECLINED, Answer.UNAVAILABLE])
+        two.fickle.answers = {} if answer is None else {Method.PUT: answer}
+        two.fickle.before, two.fickle.after = {}, {}
+        if rng.random() < 0.2:
+            rng.choice([two.fickle.before, two.fickle.after])[Method.PUT] = FAILS
         match rng.choice(["put", "put", "durable", "read", "remove", "clear", "touch"]):
             case "put":
                 with suppress(Refused):
@@ -538,7 +519,12 @@ def test_pages_that_come_again_or_went_take_nothing_of_the_bounds_that_all_tenan
 def test_pages_that_a_failed_remove_took_along_are_counted_no_more() -> None:
     two = TwoTenants()
     two.put("a", range(3))
-    two.fickle.failing = Method.REMOVE
+
+    def half_of_it() -> None:
+        two.memory.remove(two.labels("a", [0]))
+        FAILS()
+
+    two.fickle.before[Method.REMOVE] = half_of_it
     with pytest.raises(StorageError):
         two.store.remove("a", two.labels("a", range(3)))
     assert two.usage.by_tenant() == two.held() == {"a": 2 * OBJECT_BYTES}
@@ -548,13 +534,13 @@ def test_every_page_that_is_asked_for_or_put_counts_once_by_its_answer() -> None
     two = TwoTenants()
     two.put("a", [0, 1, 1])
     two.put("a", [1, 2])
-    two.fickle.answer = Answer.DECLINED
+    two.fickle.answers[Method.PUT] = Answer.DECLINED
     two.put("a", [3, 0])
     assert two.notes.puts_count == {Answer.STORED: 5, Answer.DECLINED: 1}
     two.store.exists("a", two.labels("a", [0, 1, 7]))
     assert two.notes.reads_count == {("a", Answer.HIT): 2, ("a", Answer.MISS): 1}
     two.store.read("a", two.labels("a", [0, 8, 9]), OBJECT_BYTES)
-    two.fickle.failing = Method.EXISTS
+    two.fickle.before[Method.EXISTS] = FAILS
     two.store.exists("b", two.labels("b", [0, 1]))
     assert two.notes.reads_count == {
         ("a", Answer.HIT): 3,
