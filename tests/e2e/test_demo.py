@@ -153,7 +153,8 @@ def test_the_command_prints_answers_waits_and_the_verdict(
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        (["--model", "gpt-5"], "gpt-5 must be a checkpoint"),
+        (["--model", "gpt-5"], "gpt-5 must be a checkpoint directory or a GGUF file, found nothing there"),
+        (["--model", str(ROOT / "docs")], "docs must be a checkpoint that transformers loads"),
         (["--model", "tiny-llama", "--storage", "nowhere"], "a store is named as"),
     ],
 )

