@@ -5,9 +5,10 @@ import random
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 
 import pytest
@@ -42,11 +43,10 @@ CAPS = st.sampled_from([None, 500, 1500, 4000])
 WHICH = st.integers(0, len(LABELS) - 1)
 SEED = st.integers(0, 99)
 LENGTH = st.sampled_from([*LENGTHS, *[LENGTHS[1]] * 6])
-BATCH = st.lists(st.tuples(WHICH, LENGTH), max_size=7)
+BATCH = st.lists(st.tuples(WHICH, LENGTH), max_size=7, unique_by=itemgetter(0))
 
 Wanted = list[tuple[int, int]]
 """Pages of a batch: which label, which length."""
-Batch = Sequence[tuple[Label, bytes]]
 
 
 BLOCK_BYTES = 100
@@ -70,102 +70,50 @@ def taken_bytes(kind: StoreKind, length: int) -> int:
 
 @dataclass
 class OpenStore:
-    """A store that is open, what it counts under its cap, the least recent first, and what it has done for that."""
+    """A store that is open, and what it has done to keep its cap."""
 
     storage: DirectoryStorage
     bytes_max: int | None
-    taken: Callable[[int], int]
-    """What a page of a length takes of the cap."""
-    counted: dict[Label, int] = field(default_factory=dict)
-    looked: tuple[int, bool] = (-1, False)
-    """How often the directory had been opened when this store looked last, and whether it was alone then."""
     evicted_count: int = 0
     declined_count: int = 0
-
-    def use(self, labels: Sequence[Label]) -> None:
-        """Make pages recent, the first of them the most recent."""
-        for named in reversed(labels):
-            if named in self.counted:
-                self.counted[named] = self.counted.pop(named)
-
-    def least_recent(self, short_bytes: int, keep: Container[Label]) -> tuple[list[Label], int]:
-        """Name what is evicted for so many bytes, and the bytes that are short after all."""
-        victims: list[Label] = []
-        for named, length in self.counted.items():
-            if short_bytes > 0 and named not in keep:
-                victims.append(named)
-                short_bytes -= self.taken(length)
-        return victims, max(short_bytes, 0)
-
-    def victims(self, needed_bytes: int, keep: Container[Label]) -> tuple[list[Label], int]:
-        """Name what is evicted before so many bytes are stored, and the bytes that are short after all."""
-        if self.bytes_max is None:
-            return [], 0
-        if needed_bytes > self.bytes_max:
-            return [], needed_bytes - self.bytes_max
-        return self.least_recent(self.bytes_counted + needed_bytes - self.bytes_max, keep)
-
-    @property
-    def bytes_counted(self) -> int:
-        return sum(map(self.taken, self.counted.values()))
+    ghosts_count: int = 0
+    """Pages that it may count though they have gone: of another length than was asked for, in files of their own."""
+    ghosts_bytes: int = 0
 
 
 class DirectoryModel:
-    """Model of a directory: the bytes of every page, and when it was used last."""
+    """Model of a directory: the bytes of every page, and when it was used last.
+
+    Which pages were stored and which went for them is told by the store, and held against what may be: the least
+    recent go, no more than are needed, and what is declined does not fit.
+    """
 
     def __init__(self, kind: StoreKind) -> None:
         self.kind = kind
         self.pages: dict[Label, bytes] = {}
         self.used: dict[Label, int] = {}
+        self.unsure: set[Label] = set()
+        """Pages that are more recent in memory than on the disk: those of which another length was declined."""
         self.now = 0
         self.stores: list[OpenStore] = []
-        self.opened_count = 0
+
+    def taken(self, labels: Iterable[Label]) -> int:
+        """Return what pages take of a cap."""
+        return sum(taken_bytes(self.kind, len(self.pages[named])) for named in labels)
 
     def open(self, store: OpenStore) -> None:
-        """Count what is there, and evict what is too much."""
+        """Take over what is left once it has evicted what is too much."""
         self.stores.append(store)
-        self.opened_count += 1
-        if self.kind is StoreKind.PACKED or store.bytes_max is not None:
-            self.look(store)
-            self.learn(store)
+        self.settle(store, {}, {})
 
-    def look(self, store: OpenStore) -> bool:
-        """Return whether nobody else has been in the directory since the last look."""
-        before, store.looked = store.looked, (self.opened_count, len(self.stores) == 1)
-        return before == store.looked == (self.opened_count, True)
-
-    def learn(self, store: OpenStore) -> None:
-        """Count what lies in the directory, in the order of use; evict down to the cap, below it for others."""
-        store.counted = {named: len(self.pages[named]) for named in sorted(self.pages, key=self.used.__getitem__)}
-        if store.bytes_max is not None:
-            short_bytes = store.bytes_counted - store.bytes_max
-            below_bytes = store.bytes_max // LOW_SHARE if len(self.stores) > 1 else 0
-            if short_bytes > 0:
-                self.evict(store, store.least_recent(short_bytes + below_bytes, ())[0])
-
-    def evict(self, store: OpenStore, victims: Sequence[Label]) -> None:
-        store.evicted_count += len(victims)
-        for named in victims:
-            del store.counted[named]
-            self.pages.pop(named, None)
-
-    def use(self, store: OpenStore, labels: Sequence[Label]) -> None:
+    def use(self, labels: Sequence[Label]) -> None:
         """Make pages recent, the first of them the most recent."""
         self.now += len(labels)
-        for number in range(len(labels) - 1, -1, -1):
-            self.used[labels[number]] = self.now - number
-        for named in reversed(labels):
-            if named in self.pages:
-                store.counted.setdefault(named, len(self.pages[named]))
-        store.use(labels)
-
-    def put(self, store: OpenStore, batch: Batch, level: Level) -> list[bool]:
-        """Put pages that are not there, or not as they have to be; of a DURABLE one the bytes must be right."""
-        there = {named for named, content in batch if self.is_there(named, content, level)}
-        put = self.put_file if self.kind is StoreKind.FILE else self.put_packed
-        return put(store, batch, there)
+        self.used.update({named: self.now - number for number, named in enumerate(labels)})
+        self.unsure.difference_update(labels)
 
     def is_there(self, named: Label, content: bytes, level: Level) -> bool:
+        """Tell whether a page need not be put; where it has to be DURABLE its bytes must be right."""
         former = self.pages.get(named)
         if former is None or len(former) != len(content):
             return False
@@ -173,83 +121,66 @@ class DirectoryModel:
             return len(former) >= HEADER_BYTES and verify_buffers((memoryview(former),), named) is None
         return self.kind is StoreKind.PACKED or former[:SAME_BYTES] == content[:SAME_BYTES]
 
-    def put_packed(self, store: OpenStore, batch: Batch, there: set[Label]) -> list[bool]:
-        """Make room for one page after the other: what cannot be had for one may be had for the next."""
-        stored: list[bool] = []
-        labels = [named for named, _ in batch]
-        for named, content in batch:
-            if store.counted.get(named) == len(content):
-                if named not in there:
-                    self.pages[named] = content
-                stored.append(True)
-                continue
-            store.counted.pop(named, None)
-            self.pages.pop(named, None)
-            victims, short_bytes = store.victims(store.taken(len(content)), labels)
-            stored.append(not short_bytes)
-            if not short_bytes:
-                self.evict(store, victims)
-                self.pages[named] = content
-                store.counted[named] = len(content)
-        store.declined_count += stored.count(False)
-        self.use(store, [named for named in labels if named in self.pages])
-        return stored
+    def put(self, store: OpenStore, batch: Mapping[Label, bytes], level: Level, answers: Sequence[Answer]) -> None:
+        """Take over what a put has left."""
+        assert set(answers) <= {Answer.STORED, Answer.DECLINED}
+        there = {named for named, content in batch.items() if self.is_there(named, content, level)}
+        answer_of = dict(zip(batch, answers, strict=True))
+        declined = [named for named, answer in answer_of.items() if not answer]
+        assert not there.intersection(declined)
+        store.declined_count += len(declined)
+        before = {named: self.taken([named]) for named in batch if named in self.pages}
+        if self.kind is StoreKind.FILE:
+            self.used.update({named: self.now + len(batch) for named in there})
+        else:
+            self.remove(declined)  # one of another length makes room first
+        self.settle(store, {named: batch[named] for named in batch.keys() - there - set(declined)}, before)
+        kept_bytes = self.taken(batch.keys() & self.pages.keys()) + sum(before.values()) + store.ghosts_bytes
+        for named in declined:
+            assert store.bytes_max is not None
+            needed_bytes = taken_bytes(self.kind, len(batch[named]))
+            assert needed_bytes + kept_bytes > store.bytes_max, "it had room"
+            if self.kind is StoreKind.FILE and needed_bytes <= store.bytes_max:
+                break  # what comes after one that finds no room is not tried
+        self.use([named for named in batch if answer_of[named]])
+        self.unsure.update(self.pages.keys() & set(declined))
 
-    def put_file(self, store: OpenStore, batch: Batch, there: set[Label]) -> list[bool]:
-        """Make room for all pages together; where that cannot be had, the last ones are declined and stay as they are.
+    def settle(self, store: OpenStore, fresh: Mapping[Label, bytes], replaced: Mapping[Label, int]) -> None:
+        """Take over what a store has left of its pages and of fresh ones; ``replaced`` are bytes of former ones."""
+        held = {named for named, found in zip(LABELS, store.storage.exists(LABELS), strict=True) if found}
+        assert fresh.keys() <= held <= self.pages.keys() | fresh.keys()
+        victims = self.pages.keys() - held
+        evicted_count = store.storage.counts.evicted_count - store.evicted_count
+        assert len(victims) <= evicted_count <= len(victims) + store.ghosts_count + len(replaced)
+        store.evicted_count += evicted_count
+        rest = self.pages.keys() & held - fresh.keys() - replaced.keys() - self.unsure
+        newest = max(victims - self.unsure, key=self.used.__getitem__, default=None)
+        last_bytes = max((self.taken([named]) for named in victims if named in {newest, *self.unsure}), default=0)
+        assert newest is None or all(self.used[newest] < self.used[named] for named in rest), "it was not its turn"
+        self.pages = {named: fresh.get(named) or self.pages[named] for named in held}
+        bytes_max = store.bytes_max
+        if bytes_max is None:
+            assert not victims
+            return
+        assert self.taken(held) <= bytes_max, "it holds more than its cap"
+        spare_bytes = bytes_max // LOW_SHARE if len(self.stores) > 1 else 0
+        spare_bytes += store.ghosts_bytes + sum(replaced.values())
+        assert not victims or self.taken(held) + last_bytes + spare_bytes > bytes_max, "it had room for one more"
 
-        Of what is there, the time is written at once, and of one that is in the batch twice the last one counts.
-        """
-        labels = [named for named, _ in batch]
-        fresh = {named: content for named, content in batch if named not in there}
-        self.now += len(batch)
-        self.used.update({named: self.now - number for number, named in enumerate(labels) if named in there})
-        granted = [
-            named for named in fresh if store.bytes_max is None or store.taken(len(fresh[named])) <= store.bytes_max
-        ]
-        if store.bytes_max is not None:
-            if not self.look(store):
-                self.learn(store)
-            store.use(labels)
-            self.make_room(store, granted, fresh, labels)
-        for named in reversed(granted):
-            self.pages[named] = fresh[named]
-            self.used[named] = self.now - labels.index(named)
-            store.counted.pop(named, None)
-            store.counted[named] = len(fresh[named])
-        store.declined_count += len(fresh) - len(granted)
-        stored = [named in there or named in granted for named in labels]
-        lengths = {named: len(content) for named, content in batch}
-        found = [named for named, is_stored in zip(labels, stored, strict=True) if is_stored]
-        for named in reversed(found):
-            store.counted.setdefault(named, lengths[named])
-        store.use(found)
-        return stored
-
-    def make_room(self, store: OpenStore, granted: list[Label], fresh: dict[Label, bytes], keep: list[Label]) -> None:
-        """Evict for what is granted; take from its end what finds no room even so."""
-        while True:
-            victims, short_bytes = store.victims(sum(store.taken(len(fresh[named])) for named in granted), keep)
-            if not short_bytes or not granted:
-                return self.evict(store, victims)
-            while short_bytes > 0 and granted:
-                short_bytes -= store.taken(len(fresh[granted.pop()]))
-
-    def get(self, store: OpenStore, wanted: Sequence[tuple[Label, int]]) -> list[bool]:
-        """Say which pages are hits; one of another length goes, and a file: store counts it until it evicts."""
-        for named, length in wanted:
+    def get(self, wanted: Mapping[Label, int]) -> list[bool]:
+        """Say which pages are hits; one of another length goes, and a file: store may count it on."""
+        for named, length in wanted.items():
             if named in self.pages and len(self.pages[named]) != length:
+                for store in self.stores:
+                    store.ghosts_count += self.kind is StoreKind.FILE
+                    store.ghosts_bytes += self.taken([named]) if self.kind is StoreKind.FILE else 0
                 del self.pages[named]
-                if self.kind is StoreKind.PACKED:
-                    del store.counted[named]
-        self.use(store, [named for named, _ in wanted if named in self.pages])
-        return [named in self.pages for named, _ in wanted]
+        self.use([named for named in wanted if named in self.pages])
+        return [named in self.pages for named in wanted]
 
-    def remove(self, store: OpenStore, labels: Sequence[Label]) -> int:
-        there = {named for named in labels if self.pages.pop(named, None) is not None}
-        for named in there:
-            store.counted.pop(named, None)
-        return len(there)
+    def remove(self, labels: Sequence[Label]) -> int:
+        """Remove pages; return how many there were."""
+        return sum(self.pages.pop(named, None) is not None for named in labels)
 
 
 def content_of(named: Label, length: int, salt: int, *, is_sound: bool) -> bytes:
@@ -288,11 +219,8 @@ class DirectoryHistory(RuleBasedStateMachine):
             self.top / name, bytes_max=bytes_max, free_bytes_min=0, clock=self.clock, disk=UnsyncedDisk()
         )
 
-    def taken(self, length: int) -> int:
-        return taken_bytes(self.kind, length)
-
     def open_one_more(self, bytes_max: int | None) -> None:
-        self.model.open(OpenStore(self.open(bytes_max), bytes_max, self.taken))
+        self.model.open(OpenStore(self.open(bytes_max), bytes_max))
 
     def chosen(self, seed: int) -> OpenStore:
         return self.model.stores[seed % len(self.model.stores)]
@@ -300,14 +228,13 @@ class DirectoryHistory(RuleBasedStateMachine):
     @rule(wanted=BATCH, level=st.sampled_from(Level), seed=SEED, flawed=st.none() | WHICH)
     def put(self, wanted: Wanted, level: Level, seed: int, flawed: int | None) -> None:
         self.salt += 1
-        length_of: dict[int, int] = {}  # of a label that is twice in the batch, one
-        batch: list[tuple[Label, bytes]] = []
-        for which, length in wanted:
-            one_length = length_of.setdefault(which, length)
-            batch.append((LABELS[which], content_of(LABELS[which], one_length, self.salt, is_sound=which != flawed)))
-        pages = [PageIO(named, (memoryview(content),)) for named, content in batch]
+        batch = {
+            LABELS[which]: content_of(LABELS[which], length, self.salt, is_sound=which != flawed)
+            for which, length in wanted
+        }
+        pages = [PageIO(named, (memoryview(content),)) for named, content in batch.items()]
         store = self.chosen(seed)
-        assert store.storage.put(pages, level) == Answer.of_puts(self.model.put(store, batch, level))
+        self.model.put(store, batch, level, store.storage.put(pages, level))
 
     @rule(which=WHICH, level=st.sampled_from(Level), seed=SEED)
     def put_one(self, which: int, level: Level, seed: int) -> None:
@@ -315,21 +242,19 @@ class DirectoryHistory(RuleBasedStateMachine):
 
     @rule(wanted=BATCH, seed=SEED)
     def get(self, wanted: Wanted, seed: int) -> None:
-        store, length_of = self.chosen(seed), dict(wanted)
-        pages = [blank_page(LABELS[which], length_of[which]) for which, _ in wanted]
-        hits = store.storage.get(pages)
-        assert list(map(bool, hits)) == self.model.get(
-            store, [(LABELS[which], length_of[which]) for which, _ in wanted]
-        )
+        lengths = {LABELS[which]: length for which, length in wanted}
+        pages = [blank_page(named, length) for named, length in lengths.items()]
+        hits = self.chosen(seed).storage.get(pages)
+        assert list(map(bool, hits)) == self.model.get(lengths)
         for page, hit in zip(pages, hits, strict=True):
             assert not hit or bytes_of(page) == self.model.pages[page.label]
 
-    @rule(wanted=st.lists(WHICH, max_size=7), seed=SEED, is_touched=st.booleans())
+    @rule(wanted=st.lists(WHICH, max_size=7, unique=True), seed=SEED, is_touched=st.booleans())
     def use_as_it_is(self, wanted: list[int], seed: int, is_touched: bool) -> None:
         if is_touched:
-            store, labels = self.chosen(seed), [LABELS[which] for which in wanted]
-            store.storage.touch(labels)
-            self.model.use(store, labels)
+            labels = [LABELS[which] for which in wanted]
+            self.chosen(seed).storage.touch(labels)
+            self.model.use(labels)
         else:
             self.get([(which, len(self.model.pages.get(LABELS[which], b"none"))) for which in wanted], seed)
 
@@ -338,10 +263,10 @@ class DirectoryHistory(RuleBasedStateMachine):
         store = self.chosen(seed)
         if isinstance(wanted, bytes):
             there = [named for named in self.model.pages if named.identity == wanted]
-            assert store.storage.clear(wanted) == self.model.remove(store, there)
+            assert store.storage.clear(wanted) == self.model.remove(there)
         else:
             labels = [LABELS[which] for which in wanted]
-            assert store.storage.remove(labels) == self.model.remove(store, labels)
+            assert store.storage.remove(labels) == self.model.remove(labels)
 
     @precondition(lambda self: self.stores_max == 1)
     @rule(by=st.sampled_from([-100 * STAMP_GRAIN_NS, -1, 1, 2 * STAMP_GRAIN_NS]))
@@ -375,7 +300,7 @@ class DirectoryHistory(RuleBasedStateMachine):
             found = [blank_page(named, len(content)) for named, content in self.model.pages.items()]
             assert all(copy.get(found))
             assert {page.label: bytes_of(page) for page in found} == self.model.pages
-            assert copy.bytes_used == sum(self.taken(len(content)) for content in self.model.pages.values())
+            assert copy.bytes_used == self.model.taken(self.model.pages)
         shutil.rmtree(self.top / "copy")
 
     @invariant()
@@ -386,7 +311,7 @@ class DirectoryHistory(RuleBasedStateMachine):
         expected = sorted(StoredObject(named, len(content)) for named, content in pages.items())
         for store in self.model.stores:
             storage = store.storage
-            assert storage.bytes_used == sum(self.taken(len(content)) for content in pages.values())
+            assert storage.bytes_used == self.model.taken(pages)
             assert storage.exists(LABELS) == Answer.of_reads(named in pages for named in LABELS)
             assert sorted(each for identity in IDENTITIES for each in listing(storage, identity)) == expected
             counts = storage.counts
