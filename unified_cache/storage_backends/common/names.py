@@ -22,7 +22,7 @@ def check_label(label: Label) -> None:
             f"a label has an identity of {IDENTITY_BYTES} bytes and a key of {PAGE_KEY_BYTES}, "
             f"found {len(label.identity)} and {len(label.key)}"
         )
-    _check_pool(label.pool)
+    check_pool(label.pool)
 
 
 def check_identity(identity: bytes) -> None:
@@ -39,7 +39,8 @@ def check_scan(identity: bytes, cursor: str) -> None:
 
 
 @lru_cache(maxsize=1024)
-def _check_pool(pool: str) -> None:
+def check_pool(pool: str) -> None:
+    """Raise InputError for the name of a pool that none can have."""
     PoolSpec(pool, 0)
 
 

@@ -445,11 +445,11 @@ def read_at(
     return not (is_file and read(fd, (BEYOND,), offset + done_bytes))
 
 
-def size_of(disk: Disk, directory: "Directory", name: str) -> int | None:
-    """Return the length of a regular file, None where there is none."""
+def size_of(disk: Disk, root_fd: int, path: str) -> int | None:
+    """Return the length of a regular file below a directory, None where there is none."""
     try:
-        status = disk.stat(name, dir_fd=directory.fd, follow_symlinks=False)
-    except FileNotFoundError:
+        status = disk.stat(path, dir_fd=root_fd, follow_symlinks=False)
+    except (FileNotFoundError, NotADirectoryError):
         return None
     return status.st_size if stat.S_ISREG(status.st_mode) else None
 
@@ -536,8 +536,6 @@ class Directory:
     def __init__(self, disk: Disk, fd: int) -> None:
         self._disk = disk
         self.fd = fd
-        self.anchored = False
-        """Whether its own name is known to survive a crash."""
 
     def close(self) -> None:
         """Close the descriptor now; nobody may be using it."""

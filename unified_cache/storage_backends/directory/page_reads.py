@@ -242,8 +242,11 @@ def _piece_of(progress: _RunProgress, start: int, slot: memoryview) -> tuple[mem
     return slot[: end - start], _DirectPiece(progress, wanted_bytes, copies)
 
 
-DIRECT_FILE_BYTES_MIN = 32 << 10
-"""Smaller files are left to the system's memory, where the next reader finds them: what is copied is little."""
+DIRECT_BYTES_MIN = 32 << 10
+"""Smaller pages are left to the system's memory, where the next reader finds them: what is copied is little.
+
+A slot of ``packed:`` for so much is of whole blocks.
+"""
 
 ALONE_BYTES_MIN = 1 << 20
 """Of a page that is asked for alone, to be read directly."""
@@ -294,16 +297,16 @@ class PageReads:
         self.memory = SystemMemory(disk)
         self.direct = DirectReads(disk)
 
-    def may_be_direct(self, pages: Sequence[PageIO]) -> bool:
-        """Return whether to look where pages are: a small one alone comes sooner than the answer."""
-        if len(pages) == 1 and page_bytes(pages[0]) < ALONE_BYTES_MIN:
+    def may_be_direct(self, sizes: Sequence[int]) -> bool:
+        """Return whether to look where pages of these bytes are: a small one alone comes sooner than the answer."""
+        if not self.memory.reports_blocks or self.direct.is_refused:
             return False
-        return self.memory.reports_blocks and not self.direct.is_refused
+        return max(sizes, default=0) >= (DIRECT_BYTES_MIN if len(sizes) > 1 else ALONE_BYTES_MIN)
 
-    def read_directly(self, pages: Sequence[PageIO], places: PlacedPages) -> Set[int]:
+    def read_directly(self, pages: Sequence[PageIO], sizes: Sequence[int], places: PlacedPages) -> Set[int]:
         """Fill pages past the system's memory, as far as it lacks them; return which came. Closes all of them."""
         came: set[int] = set()
-        cold = self._cold_runs(pages, places)
+        cold = self._cold_runs(pages, sizes, places)
         try:
             first = next(cold, None)
             if first is None:
@@ -350,14 +353,15 @@ class PageReads:
                 places.close(opened)
         return came
 
-    def _cold_runs(self, pages: Sequence[PageIO], places: PlacedPages) -> Iterator[DirectRun]:
+    def _cold_runs(self, pages: Sequence[PageIO], sizes: Sequence[int], places: PlacedPages) -> Iterator[DirectRun]:
         """Open pages that the system lacks, as they can be read, and yield neighbours together."""
         number, asked_end = 0, 0
         while number < len(pages) and not self.direct.is_refused:
             first, number = number, number + 1
-            stride_bytes, object_bytes = places.stride_bytes(first), page_bytes(pages[first])
-            if not _is_direct(object_bytes, stride_bytes) or (place := places.open(first)) is None:
+            object_bytes = sizes[first]
+            if object_bytes < DIRECT_BYTES_MIN or (place := places.open(first)) is None:
                 continue
+            stride_bytes = places.stride_bytes(first)
             if first >= asked_end:
                 asked_end = first + ASKED_PAGES
                 if not self.memory.is_cold(*place):
@@ -409,10 +413,3 @@ def _run_end(page: PageIO, first: int, stride_bytes: int, opened: Mapping[int, P
     while end < end_max and opened.get(end) == (fd, offset + (end - first) * stride_bytes):
         end += 1
     return end
-
-
-def _is_direct(object_bytes: int, stride_bytes: int) -> bool:
-    """Return whether a page can be read directly, in whole blocks of its own, and that pays."""
-    if stride_bytes:
-        return not stride_bytes % DIRECT_BLOCK_BYTES
-    return object_bytes >= DIRECT_FILE_BYTES_MIN

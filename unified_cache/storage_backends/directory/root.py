@@ -463,8 +463,8 @@ class ForeignFiles:
         with self._guard:
             self.count += 1
 
-    def clear(self, directory: Directory, name: str, object_bytes: int) -> None:
-        """Take away what stands under a name unless it is an object of that length after all.
+    def clear(self, path: str, object_bytes: int) -> None:
+        """Take away what stands under a name in the root unless it is an object of that length after all.
 
         It is moved aside first, so a put of the object meanwhile loses nothing: what was moved is looked at again,
         and a whole object goes back.
@@ -472,13 +472,13 @@ class ForeignFiles:
         self.record()
         disk, aside = self._root.disk, self._root.new_temp()
         try:
-            disk.rename(name, aside, src_dir_fd=directory.fd, dst_dir_fd=self._root.writer_fd)
+            disk.rename(path, aside, src_dir_fd=self._root.fd, dst_dir_fd=self._root.writer_fd)
         except OSError:
             return  # It is gone, or it stays: a put says so.
         with suppress(OSError):
             status = disk.stat(aside, dir_fd=self._root.writer_fd, follow_symlinks=False)
             if is_whole(status.st_mode, status.st_size, object_bytes):
-                disk.rename(aside, name, src_dir_fd=self._root.writer_fd, dst_dir_fd=directory.fd)
+                disk.rename(aside, path, src_dir_fd=self._root.writer_fd, dst_dir_fd=self._root.fd)
                 return
         try:
             disk.unlink(aside, dir_fd=self._root.writer_fd)

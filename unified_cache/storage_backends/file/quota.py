@@ -21,7 +21,7 @@ from unified_cache.storage_backends.directory.disk import (
 )
 from unified_cache.storage_backends.directory.front import SPARE_BYTES, Stamps, space_text
 from unified_cache.storage_backends.directory.root import StoreRoot, identities_in
-from unified_cache.storage_backends.file.page_reader import ListedObject, OpenDirectories, objects_in, place_of
+from unified_cache.storage_backends.file.page_reader import ListedObject, objects_in, path_of, unlink_object
 from unified_cache.storage_backends.protocol import PageIO, StoredObject
 from unified_cache.storage_backends.removals import RemovalBuffer
 
@@ -127,7 +127,6 @@ class FileQuota:
         self,
         root: StoreRoot,
         bytes_max: int | None,
-        directories: OpenDirectories,
         stamps: Stamps,
         open_counter: OpenCounter,
         free_bytes_min: int,
@@ -148,7 +147,6 @@ class FileQuota:
         """Whether it knows what was in the store before."""
         self._listed_bytes = 0
         """What it knew after the last listing."""
-        self._directories = directories
         self._stamps = stamps
         self._open_counter = open_counter
         self._free_bytes_min = free_bytes_min
@@ -331,7 +329,7 @@ class FileQuota:
         stuck: list[StoredObject] = []
         for victim in victims:
             try:
-                removed_count += self._directories.unlink(victim.label)
+                removed_count += unlink_object(self._root.disk, self._root.fd, victim.label)
             except OSError:
                 stuck.append(victim)
         with self._guard:
@@ -432,9 +430,7 @@ class FileQuota:
 
     def _object_size(self, label: Label) -> int | None:
         """Return the bytes of the file that has an object's name; None where there is none, or that cannot be seen."""
-        fan, name = place_of(label)
         try:
-            directory = self._directories.find(label.identity, fan)
-            return None if directory is None else size_of(self._root.disk, directory, name)
+            return size_of(self._root.disk, self._root.fd, path_of(label))
         except OSError:
             return None

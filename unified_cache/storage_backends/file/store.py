@@ -10,8 +10,8 @@ import os
 import secrets
 import stat
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from operator import attrgetter
@@ -21,13 +21,16 @@ from unified_cache.core.errors import StorageError
 from unified_cache.core.seal import Label, is_sealed
 from unified_cache.storage_backends.common.lru import page_bytes
 from unified_cache.storage_backends.directory.disk import (
+    DIRECTORY_FLAGS,
     READ_FLAGS,
     WRITE_FLAGS,
     Directory,
     Disk,
     StorageFaults,
+    anchor,
     block_bytes,
     close_quietly,
+    distrust,
     in_blocks,
     is_distrusted,
     opened,
@@ -66,20 +69,18 @@ from unified_cache.storage_backends.directory.root import (
     open_root_to_read,
 )
 from unified_cache.storage_backends.file.page_reader import (
+    FANS,
     FILES_OPEN_MAX,
-    OpenDirectories,
     PageReader,
     objects_in,
-    place_of,
+    path_of,
+    unlink_object,
 )
 from unified_cache.storage_backends.file.quota import FileQuota, OpenCounter
 from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, Scan, StoredObject, UsedBetween
 
 FORMAT = StoreFormat("file store", 2)
 """See docs/format.md."""
-
-DIRECTORIES_OPEN_MAX = 512
-"""Fan-out directories kept open: 32 identities in full, and half of the usual limit of 1024 descriptors."""
 
 
 class FileStorage(DirectoryStorage):
@@ -95,13 +96,12 @@ class FileStorage(DirectoryStorage):
     outside the guards.
     """
 
-    def __init__(self, root: StoreRoot, directories: OpenDirectories, quota: FileQuota, stamps: Stamps) -> None:
+    def __init__(self, root: StoreRoot, quota: FileQuota, stamps: Stamps) -> None:
         super().__init__(root, quota.removed, stamps)
-        self._directories = directories
         self._foreign = ForeignFiles(root)
         self._quota = quota
-        self._page_reader = PageReader(root.disk, root.path, root.fd, directories, self._foreign.clear)
-        self._page_writer = PageWriter(root, directories, quota, self._foreign)
+        self._page_reader = PageReader(root.disk, root.path, root.fd, self._foreign.clear)
+        self._page_writer = PageWriter(root, quota, self._foreign)
 
     @classmethod
     def open(
@@ -132,10 +132,9 @@ class FileStorage(DirectoryStorage):
         root, open_counter = entered(
             partial(_enter, disk, place, new_writer), partial(_remove_oldest, disk, place), place
         )
-        directories = OpenDirectories(root.disk, root.fd, DIRECTORIES_OPEN_MAX)
         stamps = Stamps(clock, records_reads=records_reads)
-        quota = FileQuota(root, bytes_max, directories, stamps, open_counter, free_bytes_min)
-        storage = cls(root, directories, quota, stamps)
+        quota = FileQuota(root, bytes_max, stamps, open_counter, free_bytes_min)
+        storage = cls(root, quota, stamps)
         try:
             with opened(root.disk, MARKER_NAME, READ_FLAGS, dir_fd=root.fd) as fd:
                 storage._page_reader.learn_memory(fd)
@@ -220,7 +219,7 @@ class FileStorage(DirectoryStorage):
             removed_count = 0
             for label in there:
                 try:
-                    removed_count += self._directories.unlink(label)
+                    removed_count += unlink_object(self._disk, self._root_fd, label)
                 except OSError as error:
                     raise self._cannot("remove", label, error) from error
             return removed_count
@@ -230,7 +229,7 @@ class FileStorage(DirectoryStorage):
         with self._calls:
             removed_count = super().clear(identity)
             with StorageFaults(f"cannot sync {self._path}/{identity.hex()}"):
-                self._directories.sync_all(identity)
+                self._page_writer.sync_all(identity)
             return removed_count
 
     def scan(self, identity: bytes, cursor: str = "") -> Scan:
@@ -253,18 +252,15 @@ class FileStorage(DirectoryStorage):
         return self._quota.evict_for_fault(pages)
 
     def _let_go(self) -> None:
-        self._directories.close()
+        """No file is kept open."""
 
     def _stamp(self, stamps: Mapping[Label, int]) -> None:
         for label, stamp in stamps.items():
-            fan, name = place_of(label)
+            path = path_of(label)
             with suppress(OSError):
-                directory = self._directories.find(label.identity, fan)
-                if directory is None:
-                    continue
-                status = self._disk.stat(name, dir_fd=directory.fd, follow_symlinks=False)
+                status = self._disk.stat(path, dir_fd=self._root_fd, follow_symlinks=False)
                 if status.st_mtime_ns < stamp:
-                    self._disk.utime(name, ns=(stamp, stamp), dir_fd=directory.fd, follow_symlinks=False)
+                    self._disk.utime(path, ns=(stamp, stamp), dir_fd=self._root_fd, follow_symlinks=False)
 
 
 def _enter(disk: Disk, path: Path, new_writer: Callable[[], str]) -> tuple[StoreRoot, OpenCounter]:
@@ -279,7 +275,6 @@ def _enter(disk: Disk, path: Path, new_writer: Callable[[], str]) -> tuple[Store
 def _remove_oldest(disk: Disk, path: Path) -> int:
     """Remove the least recent objects of a store that nobody finds room to enter; return how many."""
     root = open_root_to_read(disk, path, FORMAT)
-    directories = OpenDirectories(disk, root.fd, DIRECTORIES_OPEN_MAX)
     try:
         found = [known for each in identities_in(disk, root.fd) for known in objects_in(disk, root.fd, each)]
         found.sort(key=attrgetter("mtime_ns"))
@@ -287,11 +282,10 @@ def _remove_oldest(disk: Disk, path: Path) -> int:
         for known in found:
             if left_bytes <= 0 and removed_count >= ENTRY_FILES:
                 break
-            removed_count += directories.unlink(known.label)
+            removed_count += unlink_object(disk, root.fd, known.label)
             left_bytes -= in_blocks(block_bytes(disk, root.fd), known.object_bytes)
         return removed_count
     finally:
-        directories.close()
         root.close()
 
 
@@ -313,8 +307,7 @@ class _Draft:
 
     page: PageIO
     stored: StoredObject
-    directory: Directory
-    name: str
+    path: str
     stamp: int
     temp: str = ""
     fd: int = -1
@@ -327,17 +320,18 @@ class _WriteBatch:
     stamp: int
     durable: bool
     stored: set[Label] = field(default_factory=set)
-    touched: dict[Directory, bytes] = field(default_factory=dict)
-    """Directories to make durable before the put answers, with the identity each belongs to."""
+    touched: dict[str, None] = field(default_factory=dict)
+    """Directories to make durable before the put answers."""
 
 
 class PageWriter:
     """Writes pages into the store of one process. Thread-safe."""
 
-    def __init__(self, root: StoreRoot, directories: OpenDirectories, quota: FileQuota, foreign: ForeignFiles) -> None:
+    def __init__(self, root: StoreRoot, quota: FileQuota, foreign: ForeignFiles) -> None:
         self._root = root
         self._disk = root.disk
-        self._directories = directories
+        self._made: dict[str, int] = {}
+        """Directories that objects may be named in, with the inode of each whose own name survives a crash, or 0."""
         self._quota = quota
         self._foreign = foreign
 
@@ -351,7 +345,7 @@ class PageWriter:
                     case FileNotFoundError():
                         with StorageFaults(f"cannot make again the directories removed from {self._root.path}"):
                             self._root.restore()
-                        self._directories.drop_all()
+                        self._made = {}
                     case OSError(errno=errno.ENOSPC | errno.EDQUOT) if self._quota.evict_for_fault(pages):
                         pass
                     case _:
@@ -370,9 +364,51 @@ class PageWriter:
             named = [draft.stored for draft in drafts if draft.is_named]
             self._quota.end_grant(named, [draft.stored for draft in drafts if not draft.is_named])
         with StorageFaults(f"cannot sync the directories of {self._root.path}"):
-            self._directories.sync(batch.touched)
+            self._sync(batch.touched)
         self._quota.use([page.label for page in pages if page.label in batch.stored], pages)
         return [page.label in batch.stored for page in pages]
+
+    def sync_all(self, identity: bytes) -> None:
+        """Make the names in every directory of one identity, and those that are gone from it, survive a crash."""
+        for fan in FANS:
+            with (
+                suppress(FileNotFoundError, NotADirectoryError),
+                opened(self._disk, f"{identity.hex()}/{fan}", DIRECTORY_FLAGS, dir_fd=self._root.fd) as fd,
+            ):
+                sync_or_distrust(self._disk, fd)
+
+    def _make_directory(self, path: str, identity: bytes) -> None:
+        """Make the directory of an object if absent."""
+        directory = _directory_of(path)
+        if directory in self._made:
+            return
+        try:
+            with suppress(FileExistsError):
+                self._disk.mkdir(directory, 0o700, dir_fd=self._root.fd)
+        except FileNotFoundError:
+            self._root.make_directory(identity)
+            with suppress(FileExistsError):
+                self._disk.mkdir(directory, 0o700, dir_fd=self._root.fd)
+        self._made.setdefault(directory, 0)
+
+    def _sync(self, directories: Collection[str]) -> None:
+        """Make the names in directories survive a crash, and theirs too."""
+        with ExitStack() as opened_files:
+            fds = [
+                opened_files.enter_context(opened(self._disk, each, DIRECTORY_FLAGS, dir_fd=self._root.fd))
+                for each in directories
+            ]
+            faults = self._disk.fsync_each(fds)
+            failed = [(fd, fault) for fd, fault in zip(fds, faults, strict=True) if fault is not None]
+            for fd, _ in failed:
+                distrust(self._disk, fd)
+            for _, fault in failed:
+                raise fault
+            inodes = dict(zip(directories, [self._disk.fstat(fd).st_ino for fd in fds], strict=True))
+        made = self._made
+        for name in {_directory_of(each) for each, inode in inodes.items() if made.get(each) != inode}:
+            anchor(self._disk, self._root.fd, name)
+        made.update(inodes)
 
     def _begin(self, batch: _WriteBatch) -> list[_Draft]:
         """Refresh the pages that are there; return a draft for each of the others, none of it made yet."""
@@ -381,11 +417,10 @@ class PageWriter:
             label = page.label
             if label in drafts:
                 continue
-            fan, name = place_of(label)
+            path = path_of(label)
             try:
-                directory = self._directories.make(self._root, label.identity, fan)
-                stored = StoredObject(label, page_bytes(page))
-                draft = _Draft(page, stored, directory, name, batch.stamp - number)
+                self._make_directory(path, label.identity)
+                draft = _Draft(page, StoredObject(label, page_bytes(page)), path, batch.stamp - number)
                 is_there = self._refresh(draft, durable=batch.durable)
             except OSError as error:
                 raise self._cannot_store(label, error) from error
@@ -397,12 +432,12 @@ class PageWriter:
 
     def _refresh(self, draft: _Draft, *, durable: bool) -> bool:
         """Make an object that is there as durable as asked for, and recent; False where it is to be written."""
-        disk, directory, name = self._disk, draft.directory, draft.name
+        disk, path = self._disk, draft.path
         # Most puts are of new pages, and asking so costs half of what an exception does.
-        if not disk.access(name, os.F_OK, dir_fd=directory.fd):
+        if not disk.access(path, os.F_OK, dir_fd=self._root.fd):
             return False
         try:
-            fd = disk.open(name, READ_FLAGS, dir_fd=directory.fd)
+            fd = disk.open(path, READ_FLAGS, dir_fd=self._root.fd)
         except FileNotFoundError:
             return False
         except OSError as error:
@@ -413,11 +448,11 @@ class PageWriter:
         try:
             status = disk.fstat(fd)
             if stat.S_ISDIR(status.st_mode):
-                self._foreign.clear(directory, name, draft.stored.object_bytes)
+                self._foreign.clear(path, draft.stored.object_bytes)
                 return False
             is_sound = self._is_sound if durable else self._is_same
             if is_whole(status.st_mode, status.st_size, draft.stored.object_bytes) and is_sound(fd, draft.page):
-                if durable and not self._make_durable(fd, status, directory):
+                if durable and not self._make_durable(fd, status, _directory_of(path)):
                     return False
                 disk.utime(fd, ns=(draft.stamp, draft.stamp))
                 return True
@@ -430,9 +465,9 @@ class PageWriter:
         self._foreign.record()
         return False
 
-    def _make_durable(self, fd: int, status: os.stat_result, directory: Directory) -> bool:
+    def _make_durable(self, fd: int, status: os.stat_result, directory: str) -> bool:
         """Sync a page that is there; False where that fails, or a sync of its file or directory once has."""
-        if is_distrusted(status) or is_distrusted(self._disk.fstat(directory.fd)):
+        if is_distrusted(status) or is_distrusted(self._disk.stat(directory, dir_fd=self._root.fd)):
             return False
         try:
             sync_or_distrust(self._disk, fd)
@@ -491,7 +526,7 @@ class PageWriter:
     def _name(self, draft: _Draft) -> None:
         fd, draft.fd = draft.fd, -1
         self._disk.close(fd)
-        self._disk.rename(draft.temp, draft.name, src_dir_fd=self._root.writer_fd, dst_dir_fd=draft.directory.fd)
+        self._disk.rename(draft.temp, draft.path, src_dir_fd=self._root.writer_fd, dst_dir_fd=self._root.fd)
         draft.is_named = True
 
     def _abandon(self, draft: _Draft) -> None:
@@ -505,10 +540,14 @@ class PageWriter:
     def _record(self, draft: _Draft, batch: _WriteBatch) -> None:
         batch.stored.add(draft.page.label)
         if batch.durable:
-            batch.touched[draft.directory] = draft.page.label.identity
+            batch.touched[_directory_of(draft.path)] = None
 
     def _cannot_store(self, label: Label, error: OSError) -> StorageError:
         return storage_error(error, f"cannot store {self._root.path}/{label.object_name}")
+
+
+def _directory_of(path: str) -> str:
+    return path.rpartition("/")[0]
 
 
 class FileReader(ReadOnlyStore):
@@ -521,8 +560,7 @@ class FileReader(ReadOnlyStore):
 
     def __init__(self, disk: Disk, path: Path, root: Directory) -> None:
         super().__init__(disk, path, root)
-        self._directories = OpenDirectories(disk, root.fd, DIRECTORIES_OPEN_MAX)
-        self._pages = PageReader(disk, path, root.fd, self._directories, lambda *_: None)
+        self._pages = PageReader(disk, path, root.fd, lambda *_: None)
         self._block_bytes = block_bytes(disk, root.fd)
 
     def exists(self, labels: Sequence[Label]) -> list[Answer]:
@@ -553,7 +591,3 @@ class FileReader(ReadOnlyStore):
         """Return the oldest and the newest modification time of an identity's objects."""
         with self._calls:
             return self._pages.used_between(identity)
-
-    def _let_go(self) -> None:
-        self._directories.close()
-        super()._let_go()

@@ -16,8 +16,8 @@ from weakref import WeakSet
 from unified_cache.core.seal import Label
 from unified_cache.storage_backends.directory.disk import (
     DIRECTORY_FLAGS,
-    Directory,
     anchor,
+    close_quietly,
     is_distrusted,
 )
 from unified_cache.storage_backends.directory.root import NOT_A_FILE, UNREADABLE, ForeignFiles, StoreRoot, identities_in
@@ -164,16 +164,15 @@ class SegmentFiles:
                 fd = self._disk.open(identity.hex(), DIRECTORY_FLAGS, dir_fd=self._root.fd)
             except NotADirectoryError:
                 continue
-            directory = Directory(self._disk, fd)
             try:
                 # A process that made a file may have died before its name was sure to stay.
-                self._disk.fsync(directory.fd)
-                for name in self._disk.listdir(directory.fd):
-                    parsed = parse_file_name(identity, name)
-                    if parsed is not None:
-                        found += self._pages_in(directory, name, *parsed)
+                self._disk.fsync(fd)
+                names = self._disk.listdir(fd)
             finally:
-                directory.close()
+                close_quietly(self._disk, fd)
+            for parsed in [parse_file_name(identity, name) for name in names]:
+                if parsed is not None:
+                    found += self._pages_in(*parsed)
         self._disk.fsync(self._root.fd)
         self.give_back()
         return found
@@ -307,21 +306,21 @@ class SegmentFiles:
     def _idle_bytes(self) -> int:
         return sum(free.idle_count * key.slot_bytes for key, free in self._free.items())
 
-    def _pages_in(self, directory: Directory, name: str, key: SegmentKey, number: int) -> list[StoredPage]:
+    def _pages_in(self, key: SegmentKey, number: int) -> list[StoredPage]:
         """Take in a file and list its pages; clear away what is none, set aside what cannot be read."""
         free = self._free.setdefault(key, FreeSlots(key))
         free.keep(number)
         try:
-            fd = self._disk.open(name, _OPEN_FLAGS, dir_fd=directory.fd)
+            fd = self._disk.open(_path_of(key, number), _OPEN_FLAGS, dir_fd=self._root.fd)
             segment = self._adopt(fd, key, number)
             status = self._disk.fstat(fd)
             if not stat.S_ISREG(status.st_mode):
-                self.foreign.clear(directory, name, -1)
+                self.foreign.clear(_path_of(key, number), -1)
                 return []
             entries = segment.entries()
         except OSError as error:
             if error.errno in NOT_A_FILE:
-                self.foreign.clear(directory, name, -1)
+                self.foreign.clear(_path_of(key, number), -1)
             elif error.errno in UNREADABLE:
                 logger.warning("a file of pages cannot be read and is set aside: %s: %s", _path_of(key, number), error)
                 self.set_aside.append((key, number))

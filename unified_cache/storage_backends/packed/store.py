@@ -201,8 +201,9 @@ class PackedStorage(DirectoryStorage):
                 self._free_quietly(gone)
             unreadable: dict[Label, SegmentSlot] = {}
             cut_off: dict[Label, SegmentSlot] = {}
-            may_be_direct = self._reads.may_be_direct(pages)
-            came = self._reads.read_directly(pages, PlacedSlots(slots)) if may_be_direct else ()
+            sizes = [page_bytes(page) for page in pages]
+            may_be_direct = self._reads.may_be_direct(sizes)
+            came = self._reads.read_directly(pages, sizes, PlacedSlots(slots)) if may_be_direct else ()
             for number, slot in enumerate(slots):
                 if slot is None:
                     continue

@@ -100,15 +100,16 @@ CALLS_OF_NEW_PAGES = {
         access=64,
         fstatvfs=1,
         pwritev=64,
-        open=64,
+        open=80,
+        fstat=16,
         utime=64,
         fsync=80,
-        close=64,
+        close=80,
         rename=64,
     ),
     StoreKind.PACKED: Counter(fstatvfs=1, pwritev=65, fdatasync=2, fstat=2),
 }
-"""Of a durable put of 64 pages that are not there, into directories that are open: each file written, synced and named,
+"""Of a durable put of 64 pages that are not there, into directories that are: each file written, synced and named,
 sixteen directories synced."""
 
 

@@ -1,4 +1,4 @@
-"""The file store on its file system: faults, durability, listing, open directories."""
+"""The file store on its file system: faults, durability, listing."""
 
 import errno
 import os
@@ -10,15 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.files import FILE_BYTES, FaultyDisk, RefusingDisk, bytes_in, descriptors, held, path_of, put, temps
+from tests.support.files import FILE_BYTES, FaultyDisk, RefusingDisk, bytes_in, held, path_of, put, temps
 from unified_cache.core.errors import InputError, StorageError
-from unified_cache.core.pool import Identity
-from unified_cache.core.seal import Label
 from unified_cache.storage_backends.directory.disk import Disk
-from unified_cache.storage_backends.file.store import DIRECTORIES_OPEN_MAX, FileStorage
+from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO
 from unified_cache.testing.storage_contract import (
-    LAYOUT,
     OTHER_MODEL,
     blank_page,
     label,
@@ -209,6 +206,18 @@ def test_a_durable_batch_of_64_syncs_each_file_and_at_most_sixteen_directories_a
         assert len(disk.events) - disk.events.count("rename") <= 64 + 16
 
 
+def test_a_directory_that_another_process_made_again_is_synced_by_its_name_again(root: Path) -> None:
+    disk = SyncLog()
+    with closing(FileStorage.open(root, disk=disk)) as storage, closing(FileStorage.open(root)) as other:
+        put(storage, [1], Level.DURABLE)
+        fan = path_of(root, label(1)).parent
+        fan.parent.rename(root.parent / "removed")  # so that its inodes are not given again
+        put(other, [1])
+        disk.events.clear()
+        put(storage, [1], Level.DURABLE)
+        assert disk.events == ["file", str(fan), str(fan.parent), str(root)]
+
+
 def test_a_new_store_is_synced_with_every_directory_that_leads_to_it(root: Path) -> None:
     disk = SyncLog()
     FileStorage.open(root / "a" / "b", disk=disk).close()
@@ -219,7 +228,7 @@ def test_a_new_store_is_synced_with_every_directory_that_leads_to_it(root: Path)
     ]
 
 
-# Listing, open directories
+# Listing
 
 
 def test_a_long_scan_goes_on_from_its_cursor_in_order_of_names_and_passes_over_foreign_names(
@@ -237,13 +246,3 @@ def test_a_long_scan_goes_on_from_its_cursor_in_order_of_names_and_passes_over_f
     for cursor in ("../x", "zz", "0"):
         with pytest.raises(InputError, match="a cursor is"):
             storage.scan(labels[0].identity, cursor)
-
-
-def test_open_directories_are_bounded(storage: FileStorage, root: Path) -> None:
-    before = len(descriptors(root))
-    identities = [Identity(f"model {i}").digest(LAYOUT) for i in range(DIRECTORIES_OPEN_MAX // 8)]
-    labels = [Label(identity, bytes([fan * 16]) * 32, "kv") for identity in identities for fan in range(16)]
-    pages = [PageIO(named, (memoryview(bytearray(b"x")),)) for named in labels]
-    assert all(storage.put(pages, Level.CACHED))
-    assert all(storage.get(pages))
-    assert len(descriptors(root)) <= before + DIRECTORIES_OPEN_MAX

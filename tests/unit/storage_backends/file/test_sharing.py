@@ -112,7 +112,7 @@ def test_a_page_evicted_before_it_had_its_name_counts_once_it_has(root: Path) ->
         def rename(  # type: ignore[override]
             self, source: str, target: str, *, src_dir_fd: int, dst_dir_fd: int
         ) -> None:
-            if target == path_of(root, label(0)).name:
+            if target == str(path_of(root, label(0)).relative_to(root)):
                 assert put(storage, range(10, 13)) == [True] * 3
             os.rename(source, target, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
 
@@ -133,7 +133,7 @@ def test_a_page_put_right_while_an_intruder_is_cleared_away_is_not_lost(root: Pa
         def rename(  # type: ignore[override]
             self, source: str, target: str, *, src_dir_fd: int, dst_dir_fd: int
         ) -> None:
-            if source == path.name:
+            if source == str(path.relative_to(root)):
                 path.unlink()
                 assert put(other, [1], Level.DURABLE) == [True]
             os.rename(source, target, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
@@ -150,7 +150,7 @@ def test_a_page_put_right_while_an_intruder_is_cleared_away_is_not_lost(root: Pa
 
 
 class ListingDisk(Disk):
-    """Counts the objects that are looked at in a listing."""
+    """Counts the objects that are looked at, in a listing or one by one."""
 
     def __init__(self) -> None:
         self.listed_count = 0
@@ -215,7 +215,7 @@ def test_gets_and_touches_list_nothing_while_a_sweep_is_under_way(root: Path) ->
         assert slow.get([blank_page(label(2001))]) == [Answer.HIT]
         slow.touch([label(2002)])
         slow.remove([label(2003)])
-        assert disk.listed_count == listed_count
+        assert disk.listed_count - listed_count <= 3 < LISTED_MIN, "a look at a page that was named, no more"
 
 
 def test_what_is_stored_and_removed_during_a_sweep_is_counted_right(root: Path) -> None:
