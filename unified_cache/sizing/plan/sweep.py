@@ -61,11 +61,6 @@ class PlannedModel:
     def __post_init__(self) -> None:
         if self.devices < 1:
             raise ConfigError(f"devices must be at least 1, found {self.devices}")
-        if self.engines > 1 and len(self.sized.layout.components) > 1:
-            raise ConfigError(
-                f"several engines are planned for full attention alone, found {self.engines}: "
-                f"replay --engines runs others, one combination at a time"
-            )
 
     @property
     def is_replicated(self) -> bool:
@@ -93,8 +88,13 @@ class PlannedModel:
         """Return the combinations in which the model's prompts fit; ``named`` tiers have sizes that a user gave.
 
         Raises:
-            ConfigError: a named size fits into no combination.
+            ConfigError: a named size fits into no combination, or several engines have windows or states.
         """
+        if self.engines > 1 and len(self.sized.layout.components) > 1:
+            raise ConfigError(
+                f"several engines are planned for full attention alone, found {self.engines}: "
+                f"replay --engines runs others, one combination at a time"
+            )
         found: list[TierBytes] = []
         refused: list[tuple[TierBytes, ConfigError]] = []
         for sizes in sweep:
