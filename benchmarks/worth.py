@@ -1,4 +1,4 @@
-"""What storage is worth: a bundled trace on eight H200, by engine alone, after a restart, and behind a load balancer.
+"""Measures what storage is worth: a bundled trace on eight H200, by engine alone, after a restart, and behind a load balancer.
 
     python -m benchmarks.worth [--limit N]
 
@@ -76,7 +76,7 @@ SCENES = (
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What a scene found."""
+    """Hits and costs of a scene."""
 
     hits: Hits
     """Tokens."""
