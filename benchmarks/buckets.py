@@ -24,7 +24,7 @@ from unified_cache.core.page import PageKey
 from unified_cache.storage_backends.object.address import REQUESTS
 from unified_cache.storage_backends.protocol import Level, PageIO, Store
 from unified_cache.storage_backends.url import open_storage
-from unified_cache.storage_backends.verified import VerifiedStorage
+from unified_cache.storage_backends.wrappers.layer import VerifiedStorage
 
 SECTION = "bucket"
 PAGES_KIB = (64, 256, 1024, 4096)

@@ -33,9 +33,8 @@ from unified_cache.storage_backends.common.lru import page_bytes
 from unified_cache.storage_backends.manifest import EVERYBODY
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, Store
-from unified_cache.storage_backends.verified import VerifiedStorage
 from unified_cache.storage_backends.wrappers.coded import CodedStorage
-from unified_cache.storage_backends.wrappers.layer import StorageLayer
+from unified_cache.storage_backends.wrappers.layer import StorageLayer, VerifiedStorage
 from unified_cache.storage_backends.wrappers.page_coding import CodingChoice
 
 PREFIX_TOKENS = 1024

@@ -25,7 +25,7 @@ from benchmarks.plan import BenchmarkPlan
 from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.packed.store import PackedStorage
 from unified_cache.storage_backends.protocol import Level, PageIO, Store
-from unified_cache.storage_backends.verified import VerifiedStorage
+from unified_cache.storage_backends.wrappers.layer import VerifiedStorage
 
 BATCHES = {64: (1, 64), 1024: (1, 64), 4096: (1, 64), 12288: (1, 8)}
 """Pages of a batch by the KiB of a page's payload."""

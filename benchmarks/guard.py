@@ -15,11 +15,11 @@ from benchmarks.host_pages import announced_pages
 from benchmarks.measure import Comparison, Figure, Spread, interleaved, timed
 from benchmarks.plan import BenchmarkPlan
 from unified_cache.core.config import GuardConfig
-from unified_cache.storage_backends.common.call_threads import run_here
+from unified_cache.storage_backends.common.bounded_call import run_here
 from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.protocol import Level, Store
-from unified_cache.storage_backends.verified import VerifiedStorage
 from unified_cache.storage_backends.wrappers import StorageGuard
+from unified_cache.storage_backends.wrappers.layer import VerifiedStorage
 
 PAGE_KIB = 64
 ADDED_US_MAX = 25.0

@@ -27,7 +27,7 @@ from unified_cache.storage_backends.mooncake.client import MooncakeClient, batch
 from unified_cache.storage_backends.mooncake.native import new_put_config, usable_wheel
 from unified_cache.storage_backends.mooncake.store import MooncakeStorage, open_url
 from unified_cache.storage_backends.protocol import Level, PageIO
-from unified_cache.storage_backends.verified import VerifiedStorage
+from unified_cache.storage_backends.wrappers.layer import VerifiedStorage
 
 SECTION = "mooncake"
 PAGES_KIB = (256, 1024)

@@ -1,4 +1,4 @@
-"""Measures what storage is worth: a bundled trace on eight H200, by engine alone, after a restart, and behind a load balancer.
+"""Measures what storage is worth: a bundled trace on eight H200, alone, restarted, and behind a load balancer.
 
     python -m benchmarks.worth [--limit N]
 

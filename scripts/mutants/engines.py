@@ -61,7 +61,7 @@ ENGINES_MUTANTS = [
     ),
     Mutant(
         "a store that somebody must mend is tried every few seconds",
-        "storage_backends/common/opening.py",
+        "storage_backends/common/breaker.py",
         "self._pauses.pause_s(count) if passes else MENDED_PAUSE_S",
         "self._pauses.pause_s(count)",
         ENGINE_STORE_TESTS,

@@ -19,8 +19,8 @@ STORAGE_MUTANTS = [
     Mutant(
         "work that was given up begins its next call to the store",
         "storage_backends/common/bounded_call.py",
-        "        self.call.step = self\n        try:\n            self.call.check()\n",
-        "        self.call.step = self\n        try:\n            pass\n",
+        "        call.step = self\n        if call.is_given_up:\n",
+        "        call.step = self\n        if False:\n",
         CALLS_TESTS,
     ),
     Mutant(
@@ -32,21 +32,21 @@ STORAGE_MUTANTS = [
     ),
     Mutant(
         "a thread that was replaced goes on when its store returns",
-        "storage_backends/common/call_threads.py",
+        "storage_backends/common/bounded_call.py",
         "is_needed = self._threads_count - len(self._lost) <= self._threads_max",
         "is_needed = True",
         CALLS_TESTS,
     ),
     Mutant(
         "a deferrable call that hangs keeps its place among the deferrable ones",
-        "storage_backends/common/call_threads.py",
+        "storage_backends/common/bounded_call.py",
         "            self._lost.add(call)\n            self._deferred.discard(call)\n",
         "            self._lost.add(call)\n",
         CALLS_TESTS,
     ),
     Mutant(
         "what waits for threads that are all lost waits on",
-        "storage_backends/common/call_threads.py",
+        "storage_backends/common/bounded_call.py",
         "return self._dropped() if self._threads_count == len(self._lost) else []",
         "return []",
         CALLS_TESTS,
@@ -74,7 +74,7 @@ STORAGE_MUTANTS = [
     ),
     Mutant(
         "a page from storage is believed",
-        "storage_backends/verified.py",
+        "storage_backends/wrappers/layer.py",
         "verify_buffers(page.buffers, page.label, page.checksum if is_summed else None)",
         "None",
     ),

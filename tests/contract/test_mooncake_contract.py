@@ -10,7 +10,7 @@ from tests.support.mooncake_needed import needs_mooncake
 from tests.support.service import LoopbackServer
 from unified_cache.storage_backends.mooncake.store import MooncakeStorage
 from unified_cache.storage_backends.protocol import Store
-from unified_cache.storage_backends.verified import VerifiedStorage
+from unified_cache.storage_backends.wrappers.layer import VerifiedStorage
 from unified_cache.testing.storage_contract import StorageContract, listing
 
 pytestmark = needs_mooncake

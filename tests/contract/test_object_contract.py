@@ -10,7 +10,7 @@ from tests.support.bucket import LocalBucket
 from tests.support.service import LoopbackServer
 from unified_cache.storage_backends.protocol import Store
 from unified_cache.storage_backends.url import open_storage
-from unified_cache.storage_backends.verified import VerifiedStorage
+from unified_cache.storage_backends.wrappers.layer import VerifiedStorage
 from unified_cache.testing.storage_contract import StorageContract
 
 

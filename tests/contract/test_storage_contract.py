@@ -14,9 +14,9 @@ from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.memory import KeysOnlyStorage, MemoryStorage
 from unified_cache.storage_backends.packed.store import PackedStorage
 from unified_cache.storage_backends.protocol import Store
-from unified_cache.storage_backends.verified import VerifiedStorage
 from unified_cache.storage_backends.wrappers import StorageGuard
 from unified_cache.storage_backends.wrappers.coded import CodedStorage
+from unified_cache.storage_backends.wrappers.layer import VerifiedStorage
 from unified_cache.storage_backends.wrappers.metered import MeteredStorage, StorageMetrics
 from unified_cache.storage_backends.wrappers.page_coding import CodingChoice
 from unified_cache.testing.storage_contract import ROOM_BYTES_MAX, KeysOnlyContract, StorageContract

@@ -16,7 +16,7 @@ from tests.support.file_writer import PAGES_IN_BATCH, bytes_of_page, writer_comm
 from tests.support.files import bytes_in, temps
 from tests.support.store_kinds import StoreKind
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO
-from unified_cache.storage_backends.verified import VerifiedStorage
+from unified_cache.storage_backends.wrappers.layer import VerifiedStorage
 from unified_cache.testing.storage_contract import blank_page, bytes_of, label, listing, sealed_page
 
 

@@ -21,7 +21,7 @@ from unified_cache.storage_backends.mooncake.native import ResultCode
 from unified_cache.storage_backends.mooncake.store import MooncakeStorage
 from unified_cache.storage_backends.protocol import Answer, Level
 from unified_cache.storage_backends.url import open_storage
-from unified_cache.storage_backends.verified import VerifiedStorage
+from unified_cache.storage_backends.wrappers.layer import VerifiedStorage
 from unified_cache.testing.storage_contract import (
     POOLS,
     blank_page,

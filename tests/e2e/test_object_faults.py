@@ -18,8 +18,8 @@ from unified_cache.core.errors import StorageError, StorageTimeoutError
 from unified_cache.core.seal import Flaw, Label
 from unified_cache.storage_backends.protocol import Answer, Level, Store
 from unified_cache.storage_backends.url import open_storage
-from unified_cache.storage_backends.verified import VerifiedStorage
 from unified_cache.storage_backends.wrappers import StorageGuard
+from unified_cache.storage_backends.wrappers.layer import VerifiedStorage
 from unified_cache.testing.storage_contract import (
     PAGE_BYTES,
     blank_page,

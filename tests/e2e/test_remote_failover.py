@@ -21,7 +21,7 @@ from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO
 from unified_cache.storage_backends.remote.store import RemoteStorage
 from unified_cache.storage_backends.remote.url import RemoteOptions
-from unified_cache.storage_backends.verified import VerifiedStorage
+from unified_cache.storage_backends.wrappers.layer import VerifiedStorage
 from unified_cache.testing.storage_contract import blank_page, bytes_of, sealed_page
 
 PAYLOAD_BYTES = 300_000

@@ -26,7 +26,7 @@ from unified_cache.service.servicer import CacheService
 from unified_cache.service.store.tenants import TenantStore
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.memory import MemoryStorage
-from unified_cache.storage_backends.verified import VerifiedStorage
+from unified_cache.storage_backends.wrappers.layer import VerifiedStorage
 
 PAYLOAD_BYTES = 64
 LAYOUT = ModelLayout(

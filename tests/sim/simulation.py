@@ -37,7 +37,7 @@ from unified_cache.core.errors import StorageError
 from unified_cache.core.page import Prompt
 from unified_cache.core.pool import Identity, Pages, Tier
 from unified_cache.core.seal import Label, verify_buffers
-from unified_cache.storage_backends.common.opening import MENDED_PAUSE_S
+from unified_cache.storage_backends.common.breaker import MENDED_PAUSE_S
 from unified_cache.storage_backends.wrappers.layer import Method
 
 OPERATION_S_MAX = 0.002

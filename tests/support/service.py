@@ -25,7 +25,7 @@ from unified_cache.service.store.tenants import TenantStore
 from unified_cache.storage_backends.protocol import Answer, Store
 from unified_cache.storage_backends.remote.store import RemoteStorage
 from unified_cache.storage_backends.remote.url import RemoteOptions
-from unified_cache.storage_backends.verified import VerifiedStorage
+from unified_cache.storage_backends.wrappers.layer import VerifiedStorage
 
 THREADS = 24
 NOBODY = Caller("default", Role.ADMIN)

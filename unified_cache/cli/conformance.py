@@ -22,7 +22,7 @@ from unified_cache.core.sizes import parse_bytes
 from unified_cache.storage_backends.offline.listing import listed
 from unified_cache.storage_backends.offline.stores import open_to_write
 from unified_cache.storage_backends.protocol import Store
-from unified_cache.storage_backends.verified import VerifiedStorage
+from unified_cache.storage_backends.wrappers.layer import VerifiedStorage
 from unified_cache.testing import storage_contract
 
 CONFORMANCE_EPILOG = """**Examples**

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from unified_cache.core.errors import StorageTimeoutError
-from unified_cache.storage_backends.common.call_threads import CallThreads, call_within
+from unified_cache.storage_backends.common.bounded_call import CallThreads, call_within
 from unified_cache.storage_backends.protocol import Store
 from unified_cache.storage_backends.wrappers.layer import Method, StorageLayer
 

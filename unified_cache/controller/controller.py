@@ -36,8 +36,7 @@ from unified_cache.core.errors import (
     StorageTimeoutError,
     WaitTimeoutError,
 )
-from unified_cache.storage_backends.common.bounded_call import AGAIN, Again, BoundedCall
-from unified_cache.storage_backends.common.call_threads import LOOK_S, CallThreads
+from unified_cache.storage_backends.common.bounded_call import AGAIN, LOOK_S, Again, BoundedCall, CallThreads
 
 Finished = tuple[Operation, CacheError | None]
 """An operation whose job has ended, and how."""

@@ -30,16 +30,14 @@ from unified_cache.core.errors import (
 from unified_cache.core.page import PageKey, Prompt
 from unified_cache.core.pool import Identity, ModelLayout, PageCopies, PageNumbers, PoolSpec, all_pages
 from unified_cache.core.seal import Label
-from unified_cache.storage_backends.common.breaker import Backoff
-from unified_cache.storage_backends.common.call_threads import call_within
-from unified_cache.storage_backends.common.opening import StoreOpening
+from unified_cache.storage_backends.common.bounded_call import call_within
+from unified_cache.storage_backends.common.breaker import Backoff, StoreOpening
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.protocol import Answer, PageIO, Store
 from unified_cache.storage_backends.url import open_storage
-from unified_cache.storage_backends.verified import VerifiedStorage
 from unified_cache.storage_backends.wrappers import StorageGuard, declared_capability
 from unified_cache.storage_backends.wrappers.guard import DECLARATION_S
-from unified_cache.storage_backends.wrappers.layer import Method
+from unified_cache.storage_backends.wrappers.layer import Method, VerifiedStorage
 
 
 class StoreEpoch:

@@ -57,7 +57,6 @@ FLOORS: Mapping[str, tuple[tuple[str, ...], ...]] = {
         ("protocol", "manifest"),
         ("common",),
         ("directory", "wrappers"),
-        ("verified",),
         ("memory", "file", "packed", "object", "mooncake", "remote"),
         (FACADE,),
         ("url",),

@@ -11,12 +11,12 @@ from types import FrameType
 from tests.sources import ROOT
 from tests.support.running_service import running
 from unified_cache.core.config import GuardConfig
-from unified_cache.storage_backends.common.call_threads import CallThreads, run_here
+from unified_cache.storage_backends.common.bounded_call import CallThreads, run_here
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.protocol import Answer, Level
 from unified_cache.storage_backends.url import open_storage
-from unified_cache.storage_backends.verified import VerifiedStorage
 from unified_cache.storage_backends.wrappers import StorageGuard, declared_capability
+from unified_cache.storage_backends.wrappers.layer import VerifiedStorage
 from unified_cache.testing.storage_contract import LAYOUT, MODEL, blank_page, label, sealed_page
 
 PRODUCT = f"{ROOT / 'unified_cache'}{os.sep}"

@@ -18,14 +18,17 @@ from tests.support.wrappers import PATIENCE_S
 from unified_cache.core.errors import ClosedError, StorageError, StorageTimeoutError
 from unified_cache.storage_backends.common.bounded_call import (
     AGAIN,
+    URGENT_TURNS_MAX,
     Again,
     BoundedCall,
+    CallsInFlight,
     CallState,
+    CallThreads,
     StoreStep,
+    call_within,
     current_call,
+    run_here,
 )
-from unified_cache.storage_backends.common.call_threads import URGENT_TURNS_MAX, CallThreads, call_within, run_here
-from unified_cache.storage_backends.common.calls import CallsInFlight
 
 DEADLINE_S = 5.0
 
@@ -95,7 +98,7 @@ class ScriptedCall:
         self.commands.put(command)
         return self.done.get(timeout=PATIENCE_S)
 
-    def _record_late(self, thread_id: int) -> None:
+    def _record_late(self) -> None:
         self.late_count += 1
 
 
@@ -413,27 +416,6 @@ def test_a_deferrable_call_that_was_given_up_leaves_its_place_to_the_next() -> N
     assert threads.close(PATIENCE_S) == []
 
 
-def test_a_caller_that_is_interrupted_leaves_its_call() -> None:
-    class Clock:
-        is_interrupted = False
-
-        def __call__(self) -> float:
-            if self.is_interrupted:
-                raise KeyboardInterrupt  # as it comes from the keyboard while the caller waits
-            return 0.0
-
-    clock, gates = Clock(), Gates()
-    threads = CallThreads("interrupted", 1, clock=clock)
-    call = threads.submit(gates.work("a"))
-    assert gates.begun.get(timeout=PATIENCE_S) == "a"
-    clock.is_interrupted = True
-    with pytest.raises(KeyboardInterrupt):
-        threads.wait(call, 0)
-    assert call.state is CallState.GIVEN_UP
-    gates.gates["a"].set()
-    assert threads.wait_for_lost(PATIENCE_S)
-
-
 def test_a_call_of_its_own_is_made_even_where_nobody_waits_for_it() -> None:
     made = Event()
     with pytest.raises(StorageTimeoutError, match="did not return from close within 0 s") as raised:
@@ -484,7 +466,7 @@ def call(calls: CallsInFlight) -> None:
 
 
 def test_a_call_interrupted_at_any_point_leaves_nothing_that_a_close_waits_for() -> None:
-    codes = (CallsInFlight.__enter__.__code__, CallsInFlight.__exit__.__code__, CallsInFlight._leave.__code__)
+    codes = (CallsInFlight.__enter__.__code__, CallsInFlight.__exit__.__code__)
     interrupted_count = 0
     others = sys.gettrace()
     with ThreadPoolExecutor(1) as closer:

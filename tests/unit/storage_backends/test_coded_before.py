@@ -22,7 +22,7 @@ from tests.unit.storage_backends.fixtures.write_coded import CODINGS, KEYS, KEYS
 from tests.unit.storage_backends.fixtures.write_stores import HYBRID, STORED, WINDOWED, manifests, pages_of
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO, Store
 from unified_cache.storage_backends.url import open_storage
-from unified_cache.storage_backends.verified import VerifiedStorage
+from unified_cache.storage_backends.wrappers.layer import VerifiedStorage
 
 FIXTURES = Path(__file__).parent / "fixtures"
 

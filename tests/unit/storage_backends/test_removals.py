@@ -21,8 +21,8 @@ from unified_cache.storage_backends.memory import KeysOnlyStorage, MemoryStorage
 from unified_cache.storage_backends.packed.store import PackedStorage
 from unified_cache.storage_backends.protocol import Answer, Level, Store
 from unified_cache.storage_backends.removals import SUBSCRIBERS_MAX, RemovalBuffer, RemovalFeed, Removals
-from unified_cache.storage_backends.verified import VerifiedStorage
 from unified_cache.storage_backends.wrappers import StorageGuard
+from unified_cache.storage_backends.wrappers.layer import VerifiedStorage
 from unified_cache.storage_backends.wrappers.metered import MeteredStorage, StorageMetrics
 from unified_cache.testing.storage_contract import MODEL, OTHER_MODEL, PAGE_BYTES, blank_page, label, sealed_page
 

@@ -10,7 +10,7 @@ from unified_cache.core.seal import HEADER_BYTES, Flaw
 from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO
-from unified_cache.storage_backends.verified import VerifiedStorage
+from unified_cache.storage_backends.wrappers.layer import VerifiedStorage
 from unified_cache.testing.storage_contract import PAGE_BYTES, blank_page, label, sealed_page
 
 

@@ -8,12 +8,11 @@ from unified_cache.core.config import GuardConfig
 from unified_cache.core.errors import CacheError
 from unified_cache.core.pool import Identity, ModelLayout
 from unified_cache.proto.manifest_pb2 import Manifest
-from unified_cache.storage_backends.common.breaker import Backoff
-from unified_cache.storage_backends.common.opening import Retries
+from unified_cache.storage_backends.common.breaker import Backoff, Retries
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.protocol import Capability, Store
-from unified_cache.storage_backends.verified import VerifiedStorage
 from unified_cache.storage_backends.wrappers import StorageGuard
+from unified_cache.storage_backends.wrappers.layer import VerifiedStorage
 
 Clock = Callable[[], float]
 

@@ -39,6 +39,13 @@ slower between two places that differ by a few bytes within theirs."""
 
 LARGE_ALIGN_BYTES = 4096
 
+THREADS_MAX = 4
+"""Threads in calls to the store that are not late: two parts of a read, a write and a look-up of SGLang have one each.
+More of them wait for the interpreter rather than for the store."""
+
+WRITES_MAX = 2
+"""Of them those that write: one copies and seals while the other one waits, and a read finds a thread without them."""
+
 PART_BYTES_MIN = 1 << 20
 """Less is moved by one thread: handing it to a second one costs more than it saves."""
 

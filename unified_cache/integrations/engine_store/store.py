@@ -37,6 +37,8 @@ from unified_cache.integrations.engine_store.buffers import BounceBuffer, Bounce
 from unified_cache.integrations.engine_store.calls import (
     AT_ONCE_BYTES_MAX,
     PART_BYTES_MIN,
+    THREADS_MAX,
+    WRITES_MAX,
     BufferedPiece,
     CallTime,
     EngineCall,
@@ -57,10 +59,18 @@ from unified_cache.integrations.engine_store.interface import (
     EngineStoreCounts,
     Unavailable,
 )
-from unified_cache.storage_backends.common.bounded_call import AGAIN, Again, BoundedCall, CallState, current_call
-from unified_cache.storage_backends.common.breaker import Backoff
-from unified_cache.storage_backends.common.call_threads import LOOK_S, CallThreads, call_within, run_here
-from unified_cache.storage_backends.common.opening import StoreOpening
+from unified_cache.storage_backends.common.bounded_call import (
+    AGAIN,
+    LOOK_S,
+    Again,
+    BoundedCall,
+    CallState,
+    CallThreads,
+    call_within,
+    current_call,
+    run_here,
+)
+from unified_cache.storage_backends.common.breaker import Backoff, StoreOpening
 from unified_cache.storage_backends.protocol import PIECE_BYTES_MAX, Answer, Level, Store
 from unified_cache.storage_backends.removals import RemovalFeed, Removals
 from unified_cache.storage_backends.url import check_storage_url, open_storage
@@ -73,13 +83,6 @@ CLOSE_S_MIN = 0.2
 
 CLOSE_LOOKS = 20
 """Looks, ``LOOK_S`` apart, until what was given up has ended the copy that it was at."""
-
-THREADS_MAX = 4
-"""Threads in calls to the store that are not late: two parts of a read, a write and a look-up of SGLang have one each.
-More of them wait for the interpreter rather than for the store."""
-
-WRITES_MAX = 2
-"""Of them those that write: one copies and seals while the other one waits, and a read finds a thread without them."""
 
 
 class EngineStore:
@@ -393,13 +396,13 @@ class EngineStore:
             self._closed = True
         bound_s = self._config.guard.deadline_s if timeout_s is None else timeout_s
         until_s = self._clock() + bound_s
-        self.wait_until(self._is_idle, bound_s)
+        self.wait_until(lambda: not (self._calls or self._runs), bound_s)
         for _ in range(CLOSE_LOOKS):
             for call in self._calls.copy():
                 self._leave(call)
             for run in self._runs.copy():
                 self._threads.leave(run)
-            if self.wait_until(self._is_idle, LOOK_S):
+            if self.wait_until(lambda: not (self._calls or self._runs), LOOK_S):
                 break
         self._threads.close(0)
         with self._changed:
@@ -677,9 +680,6 @@ class EngineStore:
                 self._threads.withdraw(bounded)
             else:
                 self._threads.leave(bounded)
-
-    def _is_idle(self) -> bool:
-        return not self._calls and not self._runs
 
     def _answered(self, call: EngineCall) -> list[Answer]:
         """Return the answers of a call that is over, UNAVAILABLE where none came, and count them."""

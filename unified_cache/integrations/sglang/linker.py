@@ -41,8 +41,7 @@ from unified_cache.integrations.sglang.naming import name_bundle
 from unified_cache.integrations.sglang.pool_calls import ANCHOR_POOL, span_of
 from unified_cache.integrations.sglang.settings import LinkerSettings
 from unified_cache.integrations.sglang.tier_storage import ComponentBundles, TierStorage
-from unified_cache.storage_backends.common.bounded_call import BoundedCall
-from unified_cache.storage_backends.common.call_threads import CallThreads
+from unified_cache.storage_backends.common.bounded_call import BoundedCall, CallThreads
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.cache_init_params import CacheInitParams

@@ -14,9 +14,9 @@ from unified_cache.storage_backends.manifest import model_of_tenant, owner_of
 from unified_cache.storage_backends.packed.store import PackedStorage
 from unified_cache.storage_backends.protocol import Store
 from unified_cache.storage_backends.url import open_storage
-from unified_cache.storage_backends.verified import VerifiedStorage
 from unified_cache.storage_backends.wrappers import StorageGuard, declared_capability
 from unified_cache.storage_backends.wrappers.coded import CodedStorage
+from unified_cache.storage_backends.wrappers.layer import VerifiedStorage
 from unified_cache.storage_backends.wrappers.metered import MeteredStorage, StorageMetrics
 from unified_cache.storage_backends.wrappers.page_coding import Undecoded
 

@@ -23,20 +23,38 @@ begins no further one. Work that answers AGAIN is not over: it runs once more af
 The deadline travels with the call: whatever lies below asks for ``time_left_s``, and gives all of its tries together
 no more than that. Work that makes several calls for one wait bounds them together, see ``bound_steps``.
 
-``CallThreads`` (``call_threads``) starts the threads, and nothing else does, and changes states, under its lock. The
-calls to a store take no lock of these.
+``CallThreads`` starts the threads, and nothing else does, and changes states, under its lock. The calls to a store take
+no lock of these. ``CallsInFlight`` is for a store that waits, when it is closed, for the calls that it is in.
 """
 
 import math
-from collections.abc import Callable
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
 from enum import Enum
-from threading import Lock, get_ident, local
-from types import TracebackType
+from functools import partial
+from threading import Condition, Lock, Thread, get_ident, local
+from types import FrameType, TracebackType
 from typing import Generic, TypeVar
 
-from unified_cache.core.errors import StorageError, StorageTimeoutError
+from unified_cache.core.errors import ClosedError, StorageError, StorageTimeoutError
 
 Result = TypeVar("Result", covariant=True)
+
+Clock = Callable[[], float]
+
+SIGNAL_LOOK_S = 0.5
+"""Longest wait without a look at signals: a Ctrl-C that comes as a wait begins is seen only when it ends."""
+
+LOOK_S = 0.05
+"""Between two looks of a caller whether a call to a store is late."""
+
+CLOSING_LOOK_S = 0.1
+"""Between two looks, while a close waits, whether a call was interrupted on its way out."""
+
+URGENT_TURNS_MAX = 16
+"""Urgent calls in a row while another waits that could run: a flood of requests slows backups, and starves none."""
 
 
 class CallState(Enum):
@@ -54,9 +72,6 @@ class Again:
     """Answer of work that is not over: it runs once more after what waits."""
 
 
-SIGNAL_LOOK_S = 0.5
-"""Longest wait without a look at signals: a Ctrl-C that comes as a wait begins is seen only when it ends."""
-
 AGAIN = Again()
 
 
@@ -71,9 +86,7 @@ class BoundedCall(Generic[Result]):
         on_settled: "Callable[[BoundedCall[Result]], None] | None" = None,
         *,
         is_urgent: bool = True,
-        name: str = "",
     ) -> None:
-        """``name`` is that of the one call to a store that the work is; empty where it may make several."""
         self.state = CallState.WAITING
         self.is_urgent = is_urgent
         self.thread_id = 0
@@ -81,8 +94,7 @@ class BoundedCall(Generic[Result]):
         """When each call to a store that it is in is late at the latest, by the clock of its threads."""
         self.step: StoreStep | None = None
         """The call to a store that it is in."""
-        self._name = name
-        self._started_s = 0.0
+        self.is_given_up = False
         self._work: Callable[[], Result | Again] | None = work
         self._on_settled = on_settled
         self._error: BaseException | None = None
@@ -92,7 +104,6 @@ class BoundedCall(Generic[Result]):
         self._settled.acquire()
         self._let_go: Lock | None = None
         """Of a call that was given up: held until it has returned."""
-        self._is_given_up = False
 
     @property
     def returned(self) -> bool:
@@ -104,23 +115,17 @@ class BoundedCall(Generic[Result]):
     def name(self) -> str:
         """Name of the call to a store that it was given up in, or is in; empty if in none."""
         step = self._late or self.step
-        return self._name if step is None else step.name
+        return "" if step is None else step.name
 
     @property
     def started_s(self) -> float:
-        """Start of that call, by the clock."""
+        """Start of that call, by the clock; 0 if it is in none."""
         step = self._late or self.step
-        return self._started_s if step is None else step.started_s
-
-    @property
-    def is_in_store(self) -> bool:
-        """Whether it is in a call to a store."""
-        return self.step is not None or bool(self._name)
+        return 0.0 if step is None else step.started_s
 
     def wait(self, timeout_s: float) -> bool:
         """Wait at most ``timeout_s`` until nobody uses its buffers; return whether that is so."""
-        lock = self._let_go or self._settled
-        return _is_free(lock, timeout_s)
+        return _is_free(self._let_go or self._settled, timeout_s)
 
     def settle(self, timeout_s: float) -> bool:
         """Wait at most ``timeout_s`` until it is settled; return whether it is."""
@@ -141,10 +146,15 @@ class BoundedCall(Generic[Result]):
         """Return what ``result`` raises; what the work has raised is returned once, and its frames with it."""
         if self.state is CallState.WITHDRAWN:
             return StorageError("the call was not started, no thread was free", retryable=True)
-        if self._is_given_up:
+        if self.is_given_up:
             return self._late_error()
         error, self._error = self._error, None
         return error
+
+    def check(self) -> None:
+        """Raise StorageTimeoutError if it was given up."""
+        if self.is_given_up:
+            raise self._late_error()
 
     def _late_error(self) -> StorageTimeoutError:
         late = self._late
@@ -152,17 +162,9 @@ class BoundedCall(Generic[Result]):
             return StorageTimeoutError("the work was given up between two calls to the store", self)
         return StorageTimeoutError(f"the store did not return from {late.name} within {late.deadline_s:.6g} s", self)
 
-    def check(self) -> None:
-        """Raise StorageTimeoutError if it was given up."""
-        if self._is_given_up:
-            raise self._late_error()
-
-    def begin(self, now_s: float) -> None:
-        """Start it on this thread. Under the lock of its threads."""
-        self.state, self.thread_id, self._started_s = CallState.RUNNING, get_ident(), now_s
-
     def make(self) -> None:
         """Do the work on this thread and keep what it returns or raises; as a part of the call that it runs, if any."""
+        self.thread_id = get_ident()
         before = _current.call
         _current.call = before or self
         try:
@@ -177,7 +179,7 @@ class BoundedCall(Generic[Result]):
         """Leave it in the call to a store that it is in. Under the lock of its threads."""
         self._let_go = Lock()
         self._let_go.acquire()
-        self.state, self._is_given_up = CallState.GIVEN_UP, True
+        self.state, self.is_given_up = CallState.GIVEN_UP, True
         self._late = self.step  # looked at last, see StoreStep
 
     def end(self) -> CallState:
@@ -200,7 +202,7 @@ class BoundedCall(Generic[Result]):
         """Wake callers that wait for a state that it has taken, and call those who asked for it; without the lock."""
         if state is CallState.GIVEN_UP and self._late is not None:
             self._late.is_stuck = True
-            self._late.on_late(self.thread_id)
+            self._late.on_late()
         if state is not CallState.LET_GO:
             on_settled, self._on_settled = self._on_settled, None
             if on_settled is not None:
@@ -219,11 +221,11 @@ class StoreStep:
         self,
         call: BoundedCall[object],
         name: str,
-        clock: Callable[[], float],
-        deadline_s: float,
-        on_late: Callable[[int], None] = lambda _: None,
+        clock: Clock,
+        deadline_s: float = math.inf,
+        on_late: Callable[[], None] = lambda: None,
     ) -> None:
-        """``on_late`` is called with the thread that hangs in it when the BoundedCall is given up."""
+        """``on_late`` is called when the BoundedCall is given up in it."""
         self.call = call
         self.name = name
         self.clock = clock
@@ -235,18 +237,18 @@ class StoreStep:
 
     def __enter__(self) -> "StoreStep":
         # First shown, then looked: a caller that gives up also says so, then looks. So one of them sees the other.
-        self.call.step = self
-        try:
-            self.call.check()
-        except StorageTimeoutError:
-            self.call.step = None
-            raise
+        call = self.call
+        call.step = self
+        if call.is_given_up:
+            call.step = None
+            call.check()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.call.step = None
-        if kind is None:
-            self.call.check()
+        call = self.call
+        call.step = None
+        if kind is None and call.is_given_up:
+            call.check()
 
 
 class _Current(local):
@@ -281,3 +283,333 @@ def _is_free(lock: Lock, timeout_s: float) -> bool:
             return False
     lock.release()
     return True
+
+
+def start_thread(target: Callable[[], None], name: str) -> None:
+    """Start a daemon thread, which may hang in a store; raise RuntimeError where the system has no thread left."""
+    Thread(target=target, name=name, daemon=True).start()
+
+
+class CallThreads:
+    """Threads on demand, and calls that wait for one. Thread-safe.
+
+    The thread of a call that is given up is *lost*: another takes its place, and it ends when the store returns to it,
+    unless it is needed::
+
+        urgent      [ call | call | ... ] ─┐                     ┌─> thread ──> store
+                                           ├─ one at a time ─────┤
+        deferrable  [ call | ... ] ────────┘  deferrable_max     └─> thread ──> store hangs: lost
+
+    Urgent calls go first; a request waits for them. Deferrable calls, such as backups, have at most ``deferrable_max``
+    threads, so that an urgent one finds a thread that none of them is on.
+
+    At most ``threads_max`` threads are not lost; all of them are at most ``total_max``, or as many as the store's guard
+    lets hang. Of them ``deferrable_max`` run deferrable calls. Where every thread is lost and no other may take its
+    place, what waits and what comes is withdrawn.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        threads_max: int,
+        *,
+        total_max: int | None = None,
+        deferrable_max: int | None = None,
+        clock: Clock = time.monotonic,
+        start: Callable[[Callable[[], None], str], None] = start_thread,
+    ) -> None:
+        self._clock = clock
+        self._lock = Lock()
+        self._changed = Condition(self._lock)
+        """Notified when what waits or runs becomes less, once closed, and when a lost thread has come back."""
+        self._idle: list[Lock] = []
+        """Of each thread that waits for a call: held until it is woken. The last to wait is woken first."""
+        self._name = name
+        self._threads_max, self._total_max = threads_max, total_max
+        self._deferrable_max = threads_max if deferrable_max is None else deferrable_max
+        self._start = start
+        self._urgent: deque[BoundedCall[object]] = deque()
+        self._deferrable: deque[BoundedCall[object]] = deque()
+        self._urgent_turns = 0
+        """In a row, while a deferrable call could have run."""
+        self._running: dict[BoundedCall[object], str] = {}
+        """Calls on a thread, given up or not, and the thread's name."""
+        self._deferred: set[BoundedCall[object]] = set()
+        """The deferrable ones of them that are not given up."""
+        self._lost: set[BoundedCall[object]] = set()
+        """Those of them that are given up."""
+        self._threads_count = self._started_count = 0
+        self._closed = False
+
+    @property
+    def lost_count(self) -> int:
+        """Threads in calls that nobody waits for."""
+        return len(self._lost)
+
+    def submit(
+        self,
+        work: Callable[[], Result | Again],
+        on_settled: Callable[[BoundedCall[Result]], None] | None = None,
+        *,
+        is_urgent: bool = True,
+        name: str = "",
+    ) -> BoundedCall[Result]:
+        """Hand work over; never waits. ``on_settled`` is called once, on the thread that settles the call.
+
+        ``name`` is that of the one call to a store that the work is; empty where it may make several.
+        """
+        call = BoundedCall(work, on_settled, is_urgent=is_urgent)
+        if name:
+            call.step = StoreStep(call, name, self._clock)
+        withdrawn: Sequence[BoundedCall[object]] = ()
+        with self._lock:
+            if self._closed:
+                call.drop()
+                withdrawn = (call,)
+            else:
+                (self._urgent if is_urgent else self._deferrable).append(call)
+                waiting_count = len(self._urgent) + len(self._deferrable)
+                if self._lost or self._threads_count < waiting_count + len(self._running):
+                    withdrawn = self._staff()
+                if self._idle:
+                    self._idle.pop().release()
+        for each in withdrawn:
+            each.report(CallState.WITHDRAWN)
+        return call
+
+    def give_up(self, call: BoundedCall[object]) -> bool:
+        """Wait no longer for a call that runs, and put another thread in the place of its own; False if it is not."""
+        with self._changed:
+            if call.state is not CallState.RUNNING:
+                return False
+            call.give_up()
+            self._lost.add(call)
+            self._deferred.discard(call)
+            withdrawn = self._staff()
+            self._wake()
+            self._changed.notify_all()
+        call.report(CallState.GIVEN_UP)
+        for each in withdrawn:
+            each.report(CallState.WITHDRAWN)
+        return True
+
+    def give_up_if_late(self, call: BoundedCall[object]) -> bool:
+        """Give a call up if the call to a store that it is in is late; return whether it was."""
+        step = call.step
+        return step is not None and step.due_s <= self._clock() and self.give_up(call)
+
+    def give_up_late(self) -> None:
+        """Give up every call that is late."""
+        for call in self._running.copy():
+            self.give_up_if_late(call)
+
+    def withdraw(self, call: BoundedCall[object]) -> bool:
+        """Take a call out of the line; False if it is not there."""
+        with self._changed:
+            if call.state is not CallState.WAITING:
+                return False
+            self._line_of(call).remove(call)
+            call.drop()
+            self._changed.notify_all()
+        call.report(CallState.WITHDRAWN)
+        return True
+
+    def leave(self, call: BoundedCall[object]) -> None:
+        """Wait no longer for a call of one turn: withdraw it or give it up, unless it is settled."""
+        if not self.withdraw(call):
+            self.give_up(call)
+
+    def leave_all(self) -> None:
+        """Withdraw every call that waits, and give up every one that runs."""
+        self.withdraw_waiting()
+        for call in self._running.copy():
+            self.give_up(call)
+
+    def withdraw_waiting(self) -> None:
+        """Withdraw every call that waits."""
+        with self._lock:
+            withdrawn = self._dropped()
+        for each in withdrawn:
+            each.report(CallState.WITHDRAWN)
+
+    def wait_for_lost(self, timeout_s: float) -> bool:
+        """Wait at most ``timeout_s`` until no thread is lost; return whether none is."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._lost, timeout_s)
+
+    def close(self, timeout_s: float) -> list[str]:
+        """Take nothing any more and let the rest end; name threads not done in time, but those that are lost."""
+        with self._changed:
+            self._closed = True
+            self._wake_all()
+            self._changed.wait_for(lambda: not self._waiting_count and len(self._running) == len(self._lost), timeout_s)
+            return [name for call, name in self._running.items() if call not in self._lost]
+
+    @property
+    def _waiting_count(self) -> int:
+        return len(self._urgent) + len(self._deferrable)
+
+    def _line_of(self, call: BoundedCall[object]) -> deque[BoundedCall[object]]:
+        return self._urgent if call.is_urgent else self._deferrable
+
+    def _dropped(self) -> list[BoundedCall[object]]:
+        """Take every call out of the lines. Under the lock."""
+        waiting = [*self._urgent, *self._deferrable]
+        self._urgent.clear()
+        self._deferrable.clear()
+        for call in waiting:
+            call.drop()
+        self._changed.notify_all()
+        return waiting
+
+    def _staff(self) -> list[BoundedCall[object]]:
+        """Start the threads that calls wait for; return what is withdrawn, where there can be none."""
+        while self._threads_count < self._waiting_count + len(self._running):
+            is_full = self._total_max is not None and self._threads_count >= self._total_max
+            if is_full or self._threads_count - len(self._lost) >= self._threads_max:
+                break
+            name = f"{self._name}-{self._started_count}"
+            try:
+                self._start(partial(self._work, name), name)
+            except RuntimeError:
+                break  # the system has no thread left
+            self._threads_count += 1
+            self._started_count += 1
+        return self._dropped() if self._threads_count == len(self._lost) else []
+
+    def _work(self, name: str) -> None:
+        is_needed, woken = True, Lock()
+        while is_needed and (call := self._take(name, woken)) is not None:
+            call.make()
+            state, is_needed = self._leave(call)
+            if state is not CallState.WAITING:
+                call.report(state)
+            del call  # and with it its result
+
+    def _take(self, name: str, woken: Lock) -> BoundedCall[object] | None:
+        """Wait for the call whose turn it is; None once the threads are closed and nothing waits."""
+        while True:
+            with self._lock:
+                call: BoundedCall[object] | None = None
+                may_defer = bool(self._deferrable) and len(self._deferred) < self._deferrable_max
+                if self._urgent and not (may_defer and self._urgent_turns >= URGENT_TURNS_MAX):
+                    self._urgent_turns = self._urgent_turns + 1 if may_defer else 0
+                    call = self._urgent.popleft()
+                elif may_defer:
+                    self._urgent_turns = 0
+                    call = self._deferrable.popleft()
+                    self._deferred.add(call)
+                if call is not None:
+                    call.state, self._running[call] = CallState.RUNNING, name
+                    return call
+                if self._closed and not self._deferrable:
+                    self._threads_count -= 1
+                    return None
+                woken.acquire(blocking=False)
+                self._idle.append(woken)
+            woken.acquire()
+
+    def _leave(self, call: BoundedCall[object]) -> tuple[CallState, bool]:
+        """End a turn of a call; return its state, and whether its thread is needed."""
+        with self._lock:
+            del self._running[call]
+            self._deferred.discard(call)
+            was_lost = call in self._lost
+            self._lost.discard(call)
+            state = call.end()
+            if state is CallState.WAITING:
+                self._line_of(call).append(call)
+            is_needed = self._threads_count - len(self._lost) <= self._threads_max
+            self._threads_count -= not is_needed
+            if self._closed:
+                self._wake_all()
+            elif self._idle and (self._urgent or self._deferrable):
+                self._wake()
+            if self._closed or was_lost:
+                self._changed.notify_all()
+            return state, is_needed
+
+    def _wake(self) -> None:
+        """Wake one idle thread. Under the lock."""
+        if self._idle:
+            self._idle.pop().release()
+
+    def _wake_all(self) -> None:
+        while self._idle:
+            self._wake()
+
+
+def run_here(work: Callable[[], Result]) -> BoundedCall[Result]:
+    """Do work on the caller's own thread, where every call to a store returns by itself; return the settled call."""
+    call = BoundedCall(work)
+    call.state = CallState.RUNNING
+    call.make()
+    call.report(call.end())
+    return call
+
+
+def call_within(timeout_s: float, name: str, work: Callable[[], Result], clock: Clock = time.monotonic) -> Result:
+    """Make one call to a store on a thread of its own, and wait at most ``timeout_s``; a late one goes on."""
+    threads = CallThreads(f"storage-{name}", 1, clock=clock)
+    call = threads.submit(work, name=name)
+    threads.close(0)
+    if not call.settle(timeout_s):
+        raise StorageTimeoutError(f"the store did not return from {name} within {timeout_s} s", call)
+    return call.result()
+
+
+class CallsInFlight:
+    """Calls in flight: each enters while the store is open, and closing waits until the last has left.
+
+    Entering and leaving take no lock, for they are on the path of every call: a call shows itself before it looks
+    whether the store is closed, and closing looks for calls after it has said so, so one of them sees the other.
+
+    An interrupt from the keyboard can cut a call short before it has left. So a call is known by the frame that it runs
+    in: of one that is not running any more, nothing is in flight.
+    """
+
+    def __init__(self, store: str) -> None:
+        self._store = store
+        self._frames: dict[FrameType, None] = {}
+        self._closed = False
+        self._last_left = Condition(Lock())
+
+    def __enter__(self) -> None:
+        self._frames[sys._getframe(1)] = None  # noqa: SLF001  # documented, and nothing else names the caller's frame
+        if self._closed:
+            self._frames.pop(sys._getframe(1), None)  # noqa: SLF001
+            self._notify()
+            raise ClosedError(f"{self._store} was closed")
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._frames.pop(sys._getframe(1), None)  # noqa: SLF001  # as on entering
+        if self._closed:
+            self._notify()
+
+    def close(self, timeout_s: float = math.inf) -> bool:
+        """Refuse new calls and wait for those in flight; True for the one caller that is to release."""
+        with self._last_left:
+            first = not self._closed
+            self._closed = True
+            while timeout_s > 0 and any(map(is_running, self._frames.copy())):
+                self._last_left.wait(CLOSING_LOOK_S)
+                timeout_s -= CLOSING_LOOK_S
+            return first
+
+    def _notify(self) -> None:
+        with self._last_left:
+            self._last_left.notify_all()
+
+
+def is_running(frame: FrameType) -> bool:
+    """Return whether a frame has not returned and raised nothing yet; one that has releases what it held.
+
+    Python tells it of no frame, but refuses to clear one that runs. Without this, a Ctrl-C between two lines of
+    ``__enter__`` or ``__exit__`` left a call in flight for ever, and a close that waits for it. No method that enters
+    is a generator, which this would close where it waits.
+    """
+    try:
+        frame.clear()
+    except RuntimeError:
+        return True
+    return False

@@ -25,7 +25,7 @@ from unified_cache.core.files import expanded
 from unified_cache.core.seal import Label
 from unified_cache.core.sizes import bytes_text, parse_bytes
 from unified_cache.proto.manifest_pb2 import Manifest
-from unified_cache.storage_backends.common.calls import CallsInFlight
+from unified_cache.storage_backends.common.bounded_call import CallsInFlight
 from unified_cache.storage_backends.common.names import check_label
 from unified_cache.storage_backends.directory.disk import (
     Directory,

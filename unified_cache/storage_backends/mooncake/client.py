@@ -20,8 +20,8 @@ import numpy as np
 
 from unified_cache.core.errors import StateError, StorageError
 from unified_cache.core.seal import HEADER_BYTES
+from unified_cache.storage_backends.common.bounded_call import CallsInFlight
 from unified_cache.storage_backends.common.breaker import CircuitBreaker
-from unified_cache.storage_backends.common.calls import CallsInFlight
 from unified_cache.storage_backends.mooncake.address import PROBE_TIMEOUT_S, MooncakeAddress, probe_master
 from unified_cache.storage_backends.mooncake.endpoints import (
     REST,

@@ -21,7 +21,7 @@ from google.protobuf.json_format import MessageToJson, Parse, ParseError
 from unified_cache.core.errors import ConfigError, StorageError
 from unified_cache.core.seal import Label
 from unified_cache.proto.manifest_pb2 import Manifest
-from unified_cache.storage_backends.common.calls import CallsInFlight
+from unified_cache.storage_backends.common.bounded_call import CallsInFlight
 from unified_cache.storage_backends.common.names import check_identity, check_scan, parse_page_name
 from unified_cache.storage_backends.manifest import MANIFEST_BYTES_MAX
 from unified_cache.storage_backends.mooncake.address import MooncakeAddress, address_of_url

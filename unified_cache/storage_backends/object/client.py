@@ -14,8 +14,7 @@ import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError, PermissionDeniedError, UnauthenticatedError
 
 from unified_cache.core.errors import StorageError
-from unified_cache.storage_backends.common.bounded_call import current_call
-from unified_cache.storage_backends.common.call_threads import CallThreads
+from unified_cache.storage_backends.common.bounded_call import CallThreads, current_call
 from unified_cache.storage_backends.object.address import NO_PROXY, is_panic
 from unified_cache.storage_backends.protocol import NAMES_MAX
 

@@ -11,7 +11,7 @@ from unified_cache.core.pool import ModelLayout, PoolSpec
 from unified_cache.core.seal import HEADER_BYTES, Flaw, Label, is_sealed, may_be_coded, verify_buffers
 from unified_cache.core.window import SPAN_ALL, SPAN_UNKNOWN
 from unified_cache.storage_backends.protocol import BATCH_BYTES, BATCH_OBJECTS, Answer, PageIO, Store, StoredObject
-from unified_cache.storage_backends.verified import summed
+from unified_cache.storage_backends.wrappers.layer import summed
 
 POOLS_MAX = 62
 """Pools whose bits fit one int64; published models have at most eight."""

@@ -29,8 +29,7 @@ from unified_cache.core.sizes import PART_BYTES
 from unified_cache.proto import service_pb2 as pb
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.proto.wire import Call, decoded, labels_in, named_runs, parsed, parts_of
-from unified_cache.storage_backends.common.bounded_call import time_left_s
-from unified_cache.storage_backends.common.calls import CallsInFlight
+from unified_cache.storage_backends.common.bounded_call import CallsInFlight, time_left_s
 from unified_cache.storage_backends.common.lru import page_bytes
 from unified_cache.storage_backends.protocol import (
     NETWORK_BYTES,

@@ -25,12 +25,13 @@ from unified_cache.core.seal import Label
 from unified_cache.storage_backends.common.bounded_call import (
     BoundedCall,
     CallState,
+    CallThreads,
+    Clock,
     StoreStep,
+    call_within,
     current_call,
-    time_left_s,
 )
 from unified_cache.storage_backends.common.breaker import Admission, Backoff, CircuitBreaker
-from unified_cache.storage_backends.common.call_threads import CallThreads, call_within
 from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, Store
 from unified_cache.storage_backends.wrappers.layer import Method, StorageLayer, check_answers
 
@@ -40,7 +41,7 @@ DECLARATION_S = 60.0
 Result = TypeVar("Result")
 
 
-def declared_capability(backend: Store, clock: Callable[[], float] = time.monotonic) -> Capability:
+def declared_capability(backend: Store, clock: Clock = time.monotonic) -> Capability:
     """Ask a store what it can do, within ``DECLARATION_S``, before anything else is asked of it."""
     return call_within(DECLARATION_S, Method.CAPABILITY.value, backend.capability, clock)
 
@@ -71,7 +72,7 @@ class StorageGuard(StorageLayer):
         backend: Store,
         capability: Capability,
         config: GuardConfig,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Clock = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
         rng: random.Random | None = None,
     ) -> None:
@@ -90,7 +91,9 @@ class StorageGuard(StorageLayer):
         self._threads = CallThreads("storage-call", config.calls_max, total_max=config.calls_max, clock=clock)
         self._in_flight: list[StoreStep] = []
         """Calls that the store has not returned from; nobody waits for those of them that are stuck."""
-        self._changed = Condition(Lock())
+        self._lock = Lock()
+        self._changed = Condition(self._lock)
+        """Notified when a caller that waits for a place may find one, and once closed."""
         self._closed = False
         self._closing: BoundedCall[None] | None = None
         self.retries_count = 0
@@ -170,9 +173,10 @@ class StorageGuard(StorageLayer):
 
     def _due_s(self) -> float:
         """Return when a call that begins now is late."""
-        call = current_call()
-        due_s = self._clock() + min(self.deadline_s, time_left_s())
-        return due_s if call is None else min(due_s, call.due_s)
+        call, due_s = current_call(), self._clock() + self.deadline_s
+        if call is None:
+            return due_s
+        return min(due_s, call.due_s) if call.step is None else min(due_s, call.due_s, call.step.due_s)
 
     def _admit(self, method: Method) -> Admission | None:
         if self._closed:
@@ -181,8 +185,7 @@ class StorageGuard(StorageLayer):
 
     def _asked(self, method: Method, asked_count: int, ask: Callable[[], list[Answer]]) -> list[Answer]:
         """Make a call for pages, and once more after a pause where a fault may pass, as long as there is time."""
-        due_s = self._due_s()
-        admission = self._admit(method)
+        admission, due_s = self._admit(method), self._due_s()
         if admission is None:
             return [Answer.UNAVAILABLE] * asked_count
         pauses_s = iter(self._pauses_s)
@@ -199,7 +202,7 @@ class StorageGuard(StorageLayer):
                     if not error.retryable or self._clock() + pause_s >= due_s:
                         raise
                 self._sleep(pause_s)
-                with self._changed:
+                with self._lock:
                     self.retries_count += 1
 
     def _within(self, due_s: float, method: Method, work: Callable[[], Result], admission: Admission | None) -> Result:
@@ -213,31 +216,33 @@ class StorageGuard(StorageLayer):
         if not self._may_wait:
             return work()
         call = current_call()
-        if call is None or call.is_in_store:
+        if call is None or call.step is not None:
             handed = self._threads.submit(partial(self._within, due_s, method, work, admission))
             if not handed.settle(left_s):
                 self._threads.leave(handed)
             if handed.state is CallState.WITHDRAWN:
-                with self._changed:
+                with self._lock:
                     raise self._not_started(method)
             return handed.result()
-        on_late = partial(self._record_late, admission)
-        with StoreStep(call, method.value, self._clock, left_s, on_late) as step:
-            with self._changed:
+        with StoreStep(call, method.value, self._clock, left_s, partial(self._record_late, admission)) as step:
+            with self._lock:
                 if len(self._in_flight) >= self._calls_max:
                     self._changed.wait_for(self._may_start, left_s)
                 if self._closed or len(self._in_flight) >= self._calls_max:
                     raise self._not_started(method)
-                call.check()
+                if call.is_given_up:
+                    call.check()
                 self._in_flight.append(step)
             try:
                 return work()
             finally:
-                with self._changed:
+                with self._lock:
+                    is_place_free = len(self._in_flight) == self._calls_max
                     self._in_flight.remove(step)
                     if self._closed:
                         self._close_when_idle()
-                    self._changed.notify_all()
+                    if is_place_free or self._closed:
+                        self._changed.notify_all()
 
     def _may_start(self) -> bool:
         """Return whether waiting is over: for a place that is free, or because none will be."""
@@ -256,7 +261,7 @@ class StorageGuard(StorageLayer):
             self._closing = threads.submit(self._backend.close, name=Method.CLOSE.value)
             threads.close(0)
 
-    def _record_late(self, admission: Admission | None, thread_id: int) -> None:
+    def _record_late(self, admission: Admission | None) -> None:
         """Count a call that is given up as a failure now; how it ends, if ever, counts for nothing."""
         with self._changed:
             self._changed.notify_all()

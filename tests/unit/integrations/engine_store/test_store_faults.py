@@ -20,8 +20,7 @@ from unified_cache.core.config import GuardConfig
 from unified_cache.core.errors import StorageError
 from unified_cache.core.seal import HEADER_BYTES, seal_buffers
 from unified_cache.integrations.engine_store import EngineStore, EngineStoreConfig, Unavailable
-from unified_cache.storage_backends.common.breaker import Backoff, BreakerState
-from unified_cache.storage_backends.common.opening import Retries
+from unified_cache.storage_backends.common.breaker import Backoff, BreakerState, Retries
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO, Store
 from unified_cache.storage_backends.wrappers import Method

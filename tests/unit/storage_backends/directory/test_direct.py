@@ -21,7 +21,7 @@ from unified_cache.storage_backends.directory.read_queue import QUEUE_READS_MAX,
 from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.packed.store import PackedStorage
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO
-from unified_cache.storage_backends.verified import VerifiedStorage
+from unified_cache.storage_backends.wrappers.layer import VerifiedStorage
 from unified_cache.testing.storage_contract import blank_page, bytes_of, label
 
 PAGES_COUNT = 5

@@ -18,8 +18,7 @@ from unified_cache.core.errors import ConfigError, StorageError, StorageFullErro
 from unified_cache.core.pool import Identity, ModelLayout, PoolSpec
 from unified_cache.core.seal import HEADER_BYTES, Label
 from unified_cache.integrations.engine_store import EnginePage, EngineStore
-from unified_cache.storage_backends.common.breaker import Backoff
-from unified_cache.storage_backends.common.opening import Retries
+from unified_cache.storage_backends.common.breaker import Backoff, Retries
 from unified_cache.storage_backends.directory.disk import Disk
 from unified_cache.storage_backends.directory.front import FREE_BYTES_MIN
 from unified_cache.storage_backends.file.store import FileStorage

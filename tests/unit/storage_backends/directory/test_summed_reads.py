@@ -16,11 +16,11 @@ from tests.support.store_calls import ScriptedFaults, ScriptedStorage, StorageFa
 from tests.support.store_kinds import StoreKind
 from tests.support.wrappers import retrying
 from unified_cache.core.seal import HEADER_BYTES, Flaw, PageChecksum, verify_buffers
-from unified_cache.storage_backends import verified
 from unified_cache.storage_backends.directory import disk as disk_module
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO
-from unified_cache.storage_backends.verified import VerifiedStorage
+from unified_cache.storage_backends.wrappers import layer
+from unified_cache.storage_backends.wrappers.layer import VerifiedStorage
 from unified_cache.testing.storage_contract import blank_page, bytes_of, label, sealed_page
 
 PIECE_BYTES = 1000
@@ -35,7 +35,7 @@ EDGES = sorted(
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Read in small pieces what is small, which takes no time."""
-    monkeypatch.setattr(verified, "SUMMED_BYTES_MIN", PAGE_BYTES)
+    monkeypatch.setattr(layer, "SUMMED_BYTES_MIN", PAGE_BYTES)
     monkeypatch.setattr(disk_module, "PIECE_BYTES", PIECE_BYTES)
 
 

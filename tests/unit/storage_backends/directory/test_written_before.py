@@ -22,7 +22,7 @@ from tests.unit.storage_backends.fixtures.write_stores import (
 )
 from unified_cache.storage_backends.manifest import described_by
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO, StoredObject
-from unified_cache.storage_backends.verified import VerifiedStorage
+from unified_cache.storage_backends.wrappers.layer import VerifiedStorage
 
 ARCHIVES = sorted((Path(__file__).parents[1] / "fixtures").glob("stores_*.tar.gz"))
 

@@ -15,7 +15,7 @@ from tests.unit.storage_backends.packed.conftest import SLOT_BYTES, TAKEN_BYTES,
 from unified_cache.core.errors import StorageError
 from unified_cache.core.seal import Flaw
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO
-from unified_cache.storage_backends.verified import VerifiedStorage
+from unified_cache.storage_backends.wrappers.layer import VerifiedStorage
 from unified_cache.testing.storage_contract import PAGE_BYTES, blank_page, bytes_of, label, listing, sealed_page
 
 ENTRY_BYTES = 48

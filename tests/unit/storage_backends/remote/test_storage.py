@@ -35,8 +35,7 @@ from unified_cache.proto import service_pb2 as pb
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.proto.wire import REASON, REASON_HELLO, Call, Chunk, decoded, encoded, parts_of
 from unified_cache.service.limits import Limits
-from unified_cache.storage_backends.common.bounded_call import StoreStep, current_call
-from unified_cache.storage_backends.common.call_threads import run_here
+from unified_cache.storage_backends.common.bounded_call import StoreStep, current_call, run_here
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO, Store

@@ -18,8 +18,8 @@ from unified_cache.service.store.guarded import GuardedStore
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO, Store
-from unified_cache.storage_backends.verified import VerifiedStorage
 from unified_cache.storage_backends.wrappers import Method, StorageGuard
+from unified_cache.storage_backends.wrappers.layer import VerifiedStorage
 from unified_cache.testing.storage_contract import LAYOUT, MODEL, label
 
 LABELS = [label(0), label(1)]

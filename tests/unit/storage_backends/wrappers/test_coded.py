@@ -22,8 +22,8 @@ from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.offline.listing import empty_page, read_verified
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO, Store
 from unified_cache.storage_backends.url import open_storage
-from unified_cache.storage_backends.verified import VerifiedStorage
 from unified_cache.storage_backends.wrappers.coded import CodedStorage
+from unified_cache.storage_backends.wrappers.layer import VerifiedStorage
 from unified_cache.storage_backends.wrappers.page_coding import CodingChoice, Undecoded
 from unified_cache.testing.storage_contract import LAYOUT, MODEL, bytes_of, label
 

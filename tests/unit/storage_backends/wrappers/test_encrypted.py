@@ -28,9 +28,9 @@ from unified_cache.storage_backends.manifest import EVERYBODY, manifest_of, mode
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO
 from unified_cache.storage_backends.url import open_storage
-from unified_cache.storage_backends.verified import VerifiedStorage
 from unified_cache.storage_backends.wrappers import coded, page_keys
 from unified_cache.storage_backends.wrappers.coded import CodedStorage
+from unified_cache.storage_backends.wrappers.layer import VerifiedStorage
 from unified_cache.storage_backends.wrappers.page_coding import CodingChoice, Undecoded
 from unified_cache.storage_backends.wrappers.page_keys import RELOADED_S, PageKeys
 from unified_cache.testing.storage_contract import LAYOUT, MODEL, bytes_of, label

@@ -30,9 +30,8 @@ from unified_cache.core.errors import (
     StorageTimeoutError,
 )
 from unified_cache.core.seal import Label
-from unified_cache.storage_backends.common.bounded_call import time_left_s
+from unified_cache.storage_backends.common.bounded_call import CallThreads, run_here, time_left_s
 from unified_cache.storage_backends.common.breaker import Backoff, BreakerState, CircuitBreaker
-from unified_cache.storage_backends.common.call_threads import CallThreads, run_here
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO, Store

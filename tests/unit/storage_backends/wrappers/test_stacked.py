@@ -13,8 +13,8 @@ from unified_cache.core.config import GuardConfig
 from unified_cache.core.errors import StorageError
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Level, Store
-from unified_cache.storage_backends.verified import VerifiedStorage
 from unified_cache.storage_backends.wrappers import StorageGuard
+from unified_cache.storage_backends.wrappers.layer import VerifiedStorage
 from unified_cache.storage_backends.wrappers.metered import MeteredStorage, StorageMetrics
 from unified_cache.testing.storage_contract import PAGE_BYTES, blank_page, bytes_of, label, sealed_page
 
