@@ -172,7 +172,13 @@ class PageReader:
                 pages, sizes, _OpenFiles(self._disk, self._disk.open, self._root_fd, pages)
             )
         elif len(pages) == 1:
-            return [self._read_alone(pages[0], sizes[0])]
+            opened = self._open(pages[0].label, sizes[0])
+            if not isinstance(opened, int):
+                return [opened]
+            try:
+                return [self._read_file(pages[0], sizes[0], opened)]
+            finally:
+                close_quietly(self._disk, opened)
         answers = [Answer.HIT] * len(pages)
         for start in range(0, len(pages), FILES_OPEN_MAX):
             fds: dict[int, int] = {}
@@ -211,15 +217,6 @@ class PageReader:
             known[number] = True
             close_quietly(self._disk, fd)
         return known
-
-    def _read_alone(self, page: PageIO, object_bytes: int) -> Answer:
-        opened = self._open(page.label, object_bytes)
-        if not isinstance(opened, int):
-            return opened
-        try:
-            return self._read_file(page, object_bytes, opened)
-        finally:
-            close_quietly(self._disk, opened)
 
     def _begin_reading(self, fds: Collection[int]) -> None:
         """Ask the system to read all of these files, unless it has the first in memory."""

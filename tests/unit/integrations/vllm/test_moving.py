@@ -6,7 +6,7 @@ import pytest
 from tests.support.vllm_tier import NAMES, ROW, TIMEOUT_S, GatedStorage, HostMemory, offload_key
 from tests.support.waiting import wait_until
 from unified_cache.integrations.engine_store import EngineStore
-from unified_cache.integrations.engine_store.store import THREADS_MAX, WRITES_MAX
+from unified_cache.integrations.engine_store.calls import THREADS_MAX, WRITES_MAX
 from unified_cache.integrations.vllm.moving import LOAD_PARTS, ChunkJob, JobEnd, MovedChunk, Moving
 from unified_cache.integrations.vllm.settings import TierSettings
 from unified_cache.storage_backends.protocol import Answer, Level
