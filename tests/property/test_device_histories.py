@@ -137,7 +137,7 @@ def test_no_byte_differs_however_requests_and_transfers_interleave(seed: int, de
 @pytest.mark.parametrize("component_set", COMPONENT_SETS)
 def test_no_byte_differs_whatever_a_model_keeps_and_a_store_answers(component_set: str) -> None:
     layouts, happened = COMPONENT_SETS[component_set], Counter[str]()
-    for seed in range(examples(18, 360)):
+    for seed in range(examples(36, 720)):
         rng = random.Random(seed)
         storage: Store = MemoryStorage(rng.choice([None, STORED_BYTES]))
         if lies := seed % 2 == 1:
