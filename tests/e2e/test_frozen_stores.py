@@ -7,7 +7,6 @@ import errno
 import hashlib
 import itertools
 import os
-import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -30,6 +29,7 @@ from tests.support.mooncake_needed import needs_mooncake
 from tests.support.operations import PAGE, SPANS, serve
 from tests.support.vllm_tier import FACTS, ROW, HostMemory, offload_key
 from tests.support.waiting import wait_until
+from unified_cache.cli import storage as storage_commands
 from unified_cache.cli import tool_calls
 from unified_cache.controller import NotStarted, Operation, OperationState
 from unified_cache.core.config import GuardConfig
@@ -73,9 +73,8 @@ class FarEnd:
 @contextmanager
 def service(_: pytest.FixtureRequest) -> Iterator[FarEnd]:
     with ServeProcess(variables={"STORAGE": "memory:", "STORAGE_BYTES": "64MiB"}) as server:
-        send = server.child.send_signal
         url = f"grpc://{server.address}?{CLIENT}"
-        yield FarEnd(lambda: open_storage(url), partial(send, signal.SIGSTOP), partial(send, signal.SIGCONT))
+        yield FarEnd(lambda: open_storage(url), server.freeze, server.thaw)
 
 
 @contextmanager
@@ -301,7 +300,7 @@ def test_a_command_whose_store_hangs_ends_with_one_line(
     with opened_store(source) as store:
         store.put(EngineRows.holding(range(4)).pages(range(4)))
     monkeypatch.setattr(tool_calls, "CALL_S", 0.3)
-    monkeypatch.setattr(tool_calls, "SHRINK_S", 0.3)
+    monkeypatch.setattr(storage_commands, "SHRINK_S", 0.3)
     (tmp_path / "tokens").write_text(str(list(range(256))), encoding="utf-8")
     monkeypatch.setattr(store_calls, "openings", count(1))
     directory = "target" if command[:2] == ("backup", "SOURCE") else "source"
@@ -330,7 +329,7 @@ def test_a_tier_of_vllm_answers_its_scheduler_at_once_and_ends_its_jobs_in_time_
         )
         tier = ChunkTier.open(settings, FACTS, memory.view, ROW)
         undo.callback(tier.close)
-        undo.callback(server.child.send_signal, signal.SIGCONT)
+        undo.callback(server.thaw)
         took_s: dict[str, float] = {}
 
         def timed(name: str, call: Callable[[], object]) -> None:
@@ -354,7 +353,7 @@ def test_a_tier_of_vllm_answers_its_scheduler_at_once_and_ends_its_jobs_in_time_
         tier.store(0, keys, range(4), dict(zip(keys, ends, strict=True)).get)
         assert ended() == [False]
         assert looked_up("before") == {Answer.HIT}
-        server.child.send_signal(signal.SIGSTOP)
+        server.freeze()
         timed("load", lambda: tier.load(1, keys, range(4, 8)))
         assert ended() == [True]
         timed("store", lambda: tier.store(2, [offload_key(9)], [9], {offload_key(9): 16}.get))
@@ -362,6 +361,6 @@ def test_a_tier_of_vllm_answers_its_scheduler_at_once_and_ends_its_jobs_in_time_
         timed("look-up", lambda: tier.look_up(keys[0], "frozen"))
         assert Answer.HIT not in looked_up("frozen")
         assert all(seconds < LATE_S / 2 for seconds in took_s.values()), took_s
-        server.child.send_signal(signal.SIGCONT)
+        server.thaw()
         requests = (f"after {number}" for number in itertools.count())
         assert wait_until(lambda: looked_up(next(requests)) == {Answer.HIT}, OVER_S), "the engine goes on"

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
@@ -102,6 +103,15 @@ class ServeProcess:
         self.child.kill()
         self.child.wait()
         self.log.close()
+
+    def freeze(self) -> None:
+        """Send SIGSTOP and wait until it has stopped: it holds its ports, and answers nobody."""
+        self.child.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self.child.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+
+    def thaw(self) -> None:
+        """Send SIGCONT, after ``freeze`` or not."""
+        self.child.send_signal(signal.SIGCONT)
 
     def ended(self) -> tuple[int, list[str]]:
         """Wait for the end; return the exit status and the kinds of lines logged since the start."""
