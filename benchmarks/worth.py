@@ -98,8 +98,7 @@ def run_scene(scene: Scene, requests: Sequence[TraceRequest]) -> Row:
     costs = PricedSystem(model, hardware_named("h200", MODELS[scene.model])).costs(
         pages, _ends(plan, hits, written_pages), scene.sizes
     )
-    found = Hits(*(sum(getattr(each, tier) for each in tokens) for tier in ("device", "host", "storage")))
-    return Row(found, int(pages.input_tokens.sum()), costs)
+    return Row(sum(tokens, Hits()), int(pages.input_tokens.sum()), costs)
 
 
 def _serve(

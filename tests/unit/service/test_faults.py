@@ -7,6 +7,7 @@ from pathlib import Path
 import grpc
 import pytest
 
+from tests.support.files import flip, object_paths
 from tests.support.service import LoopbackServer, Wire, refused, wait_for
 from tests.support.store_calls import ScriptedStorage, raising
 from tests.support.wrappers import bounded
@@ -144,6 +145,18 @@ def test_a_full_store_exhausts_a_resource_and_reads_go_on(store: ScriptedStorage
     with refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "the store is full"):
         put_durable(wire, 1)
     assert got(wire, 0) == [2]
+
+
+def test_a_page_damaged_in_the_store_is_a_miss_and_can_be_put_again(tmp_path: Path, serve: Serve) -> None:
+    running, wire = serve()
+    for at in (0, HEADER_BYTES - 1, HEADER_BYTES + 1, OBJECT_BYTES - 1):
+        assert put(wire, 0) == b"\x02"
+        (file,) = object_paths(tmp_path)
+        flip(file, 8 * at)
+        assert got(wire, 0) == [0]
+    assert put(wire, 0) == b"\x02"
+    assert got(wire, 0) == [2]
+    assert running.usage.by_tenant() == {"default": 4096}, "counted once, as the block that it takes"
 
 
 @pytest.mark.threat("endless streams")

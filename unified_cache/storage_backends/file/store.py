@@ -82,6 +82,9 @@ from unified_cache.storage_backends.protocol import Answer, Capability, Level, P
 FORMAT = StoreFormat("file store", 2)
 """See docs/format.md."""
 
+DIRECTORIES_KNOWN_MAX = 1 << 14
+"""Directories of which a process remembers that they are there: 1,024 identities in full, some 2 MiB."""
+
 
 class FileStorage(DirectoryStorage):
     """Keep sealed pages in files under one directory, with an optional cap and the least recently used going first.
@@ -389,6 +392,8 @@ class PageWriter:
             self._root.make_directory(identity)
             with suppress(FileExistsError):
                 self._disk.mkdir(directory, 0o700, dir_fd=self._root.fd)
+        if len(self._made) >= DIRECTORIES_KNOWN_MAX:
+            self._made = {}
         self._made.setdefault(directory, 0)
 
     def _sync(self, directories: Collection[str]) -> None:

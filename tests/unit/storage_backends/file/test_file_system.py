@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.files import FILE_BYTES, FaultyDisk, RefusingDisk, bytes_in, held, path_of, put, temps
+from tests.support.files import FILE_BYTES, FaultyDisk, RefusingDisk, bytes_in, held, hits, path_of, put, temps
 from unified_cache.core.errors import InputError, StorageError
 from unified_cache.storage_backends.directory.disk import Disk
+from unified_cache.storage_backends.file import store
 from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO
 from unified_cache.testing.storage_contract import (
@@ -216,6 +217,19 @@ def test_a_directory_that_another_process_made_again_is_synced_by_its_name_again
         disk.events.clear()
         put(storage, [1], Level.DURABLE)
         assert disk.events == ["file", str(fan), str(fan.parent), str(root)]
+
+
+def test_a_process_that_remembers_few_directories_stores_in_all_of_them(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "DIRECTORIES_KNOWN_MAX", 1)
+    disk = SyncLog()
+    with closing(FileStorage.open(root, disk=disk)) as storage:
+        assert put(storage, range(40), Level.DURABLE) == [True] * 40
+        assert hits(storage, range(40)) == [True] * 40
+    fans = {str(path_of(root, label(number)).parent) for number in range(40)}
+    assert len(fans) > 1
+    assert fans <= set(disk.events)
 
 
 def test_a_new_store_is_synced_with_every_directory_that_leads_to_it(root: Path) -> None:
