@@ -2,6 +2,7 @@
 
 import logging
 import os
+import shlex
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -81,6 +82,8 @@ def test_whoever_stops_reading_ends_a_command_as_shells_expect(words: str) -> No
         "explain --storage file:kv --tokens none.json",
         "storage stat file:none",
         "storage clear file:kv",
+        "storage clear file:kv --identity '' --yes",
+        "storage stat file:kv --identity ''",
         "backup file:kv file:kv",
         "config check none.toml",
         "config check pipe",
@@ -96,7 +99,7 @@ def test_what_cannot_be_asked_ends_with_status_2_and_one_line(
     fill(open_store("file", tmp_path / "kv"), LAYOUTS["full"], [Prompt.of(range(PAGE_SIZE), PAGE_SIZE)])
     Path("samples.toml").touch()
     os.mkfifo("pipe")
-    said = ask(*words.split())
+    said = ask(*shlex.split(words))
     assert (said.status, said.out, said.err.count("\n")) == (2, "", 1), said.err
 
 

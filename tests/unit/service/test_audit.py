@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import stat
 from collections.abc import Iterator, Sequence
 from io import StringIO
@@ -158,8 +159,11 @@ def test_a_file_that_cannot_be_written_is_refused_at_the_start_and_an_anomaly_la
         for _ in range(2):
             assert refusal(channel, Call.HELLO) is None
         file.rmdir()
+        os.mkfifo(file)  # nobody reads it
         assert refusal(channel, Call.HELLO) is None
-        assert server.kinds == ["audit_failed"] * 2
+        file.unlink()
+        assert refusal(channel, Call.HELLO) is None
+        assert server.kinds == ["audit_failed"] * 3
     assert len(lines_in(file)) == 1
 
 

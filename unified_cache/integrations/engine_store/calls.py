@@ -437,7 +437,9 @@ def ask(call: EngineCall, piece: Piece, store: Store, read: list[Answer], clock:
             answers[number] = answer
     elif call.method is Method.PUT:
         is_in_time = True
-        if call.known is None:  # by the first piece, for all: to ask for a page costs less than a call for it
+        if call.known is None and call.level is Level.DURABLE:  # what is there may not be, as after a failed sync
+            call.known = [Answer.MISS] * len(call.labels)
+        elif call.known is None:  # by the first piece, for all: to ask for a page costs less than a call for it
             call.known = store.exists(call.labels)
             call.end_step(piece, call.known, clock())
             is_in_time = call.begin_step(piece, clock())

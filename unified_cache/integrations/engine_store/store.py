@@ -250,8 +250,8 @@ class EngineStore:
     def put(self, pages: Sequence[EnginePage], level: Level = Level.CACHED, parts_max: int = 1) -> list[Answer]:
         """Store pages as their rows hold them now; STORED where the page is in the store, or was.
 
-        A page that the store says it has is neither read nor made recent, and the look-up is not counted: nobody
-        wanted it. A large call is made in ``parts_max`` parts at a time.
+        A page that the store says it has is neither read nor made recent, but for a durable put, and the look-up is not
+        counted: nobody wanted it. A large call is made in ``parts_max`` parts at a time.
         """
         return self._moved(Method.PUT, pages, level, parts_max)
 

@@ -190,5 +190,6 @@ def open_audit(path: Path | None, log: Log) -> Log:
 
 
 def _opened(path: Path) -> TextIO:
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    # A pipe in its place would wait for a reader.
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     return os.fdopen(os.open(path, flags, 0o600), "a", encoding="utf-8")

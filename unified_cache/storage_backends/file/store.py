@@ -1,8 +1,8 @@
 """A store in one directory, one file per page: what an embedded cache keeps beyond its process by default.
 
 A page is written into a temp file of this process, made durable if it must be, and only then renamed to its
-name, so that a name is either absent or whole, whatever crashes. Reads believe nothing: a link, and what does not
-give exactly as many bytes as the page has, is a miss and is cleared away.
+name, so that a name is either absent or whole, whatever crashes. Reads believe nothing: a link to a file, and what
+does not give exactly as many bytes as the page has, is a miss and is cleared away.
 """
 
 import errno

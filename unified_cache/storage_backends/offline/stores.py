@@ -131,7 +131,8 @@ def selected(storage: Store, url: str, wanted: str | None) -> list[StoredIdentit
 def choose(storage: Store, url: str, wanted: str | None) -> StoredIdentity:
     """Return the identity whose digest begins with ``wanted`` in hex, or the only one; else raise ConfigError."""
     found = identities_of(storage)
-    matching = [kept for kept in found if wanted is None or kept.digest.hex().startswith(wanted.lower())]
+    # An empty one, as of a variable of a shell that is not set, names none.
+    matching = [kept for kept in found if wanted is None or (wanted and kept.digest.hex().startswith(wanted.lower()))]
     if len(matching) == 1:
         return matching[0]
     listed = ", ".join(f"{kept.short_name} ({kept.name})" for kept in found) or "none"

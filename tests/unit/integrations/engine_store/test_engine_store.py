@@ -16,7 +16,9 @@ from unified_cache.core.pool import Identity, ModelLayout, PoolSpec
 from unified_cache.core.seal import HEADER_BYTES, Label
 from unified_cache.integrations.engine_store import EnginePage, EngineStore, EngineStoreConfig, Unavailable
 from unified_cache.integrations.engine_store import calls as calls_module
-from unified_cache.storage_backends.protocol import Answer, Store
+from unified_cache.storage_backends.directory.disk import Disk
+from unified_cache.storage_backends.file.store import FileStorage
+from unified_cache.storage_backends.protocol import Answer, Level, Store
 from unified_cache.storage_backends.removals import Removals
 from unified_cache.storage_backends.url import open_storage
 from unified_cache.storage_backends.wrappers import Method
@@ -100,6 +102,22 @@ def test_of_pages_that_a_store_has_some_of_only_the_others_are_copied_and_put(st
     assert store.get(target.pages(range(7))) == [Answer.HIT] * 7
     assert [target.payload(slot) == payload_of(slot) for slot in range(7)] == [slot in {1, 4, 5} for slot in range(7)]
     assert target.payload(2) == others.payload(2)
+
+
+def test_a_durable_put_asks_the_store_for_pages_too_that_may_be_there_and_not_last(tmp_path: Path) -> None:
+    synced: list[int] = []
+
+    class SyncNotingDisk(Disk):
+        def fsync_each(self, fds: Sequence[int]) -> list[OSError | None]:
+            synced.extend(fds)
+            return super().fsync_each(fds)
+
+    rows = EngineRows.holding(range(4))
+    with opened_store(FileStorage.open(tmp_path, disk=SyncNotingDisk())) as store:
+        assert store.put(rows.pages(range(4))) == [Answer.STORED] * 4
+        assert synced == []
+        assert store.put(rows.pages(range(4)), Level.DURABLE) == [Answer.STORED] * 4
+        assert synced
 
 
 def test_no_pages_are_no_work(store: EngineStore) -> None:
