@@ -5,6 +5,7 @@ import shlex
 import subprocess
 import sys
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,6 +13,7 @@ from typer.core import TyperGroup
 
 from tests.sources import ROOT
 from tests.support.cluster import ask
+from tests.support.document_shell import DocumentShell
 from unified_cache.cli.commands import DeferredCommand, command_line
 from unified_cache.cli.main import app
 from unified_cache.cli.text import copyable, example
@@ -101,6 +103,29 @@ def test_the_help_of_a_command_ends_in_examples_of_it_that_a_shell_reads_when_th
     command = commands().get(name) or next(each.load() for each in deferred_commands() if each.name == name)
     assert examples == code_in(command.epilog or "")
     assert any(" ".join(words[1:]).startswith(name) for words in examples)
+
+
+NOT_TYPED = frozenset({"demo", "faithful"})
+"""Commands whose first example needs a model, or a server of one; ``test_demo`` and ``test_faithful`` run them."""
+
+TOKEN_ID = "1f0c5a9be2d34471"
+
+
+def test_the_first_examples_of_all_commands_can_be_typed_one_after_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    last = ("storage clear", "drain")  # they end what the others need
+    names = [*(name for name in commands() if name not in {*last, *NOT_TYPED}), *last]
+    with DocumentShell(tmp_path, {}) as shell:
+        (tmp_path / "prompt.txt").write_text("\n".join(map(str, range(4096))), encoding="utf-8")  # as its examples do
+        for name in names:
+            if name == "token revoke":
+                shell.places[TOKEN_ID] = shell.call(["unified-cache", "token", "list", "--tokens", "tokens"]).split()[0]
+            words, *_ = code_in(commands()[name].epilog or "")
+            assert " ".join(words[1:]).startswith(name)
+            shell.call(words)
+        shell.wait_stopped()
 
 
 def test_a_long_example_is_cut_by_backslashes_and_reads_the_same() -> None:

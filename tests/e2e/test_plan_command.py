@@ -48,6 +48,19 @@ def test_a_plan_recommends_shows_and_writes_what_it_found(tmp_path: Path) -> Non
         assert circles == {found["knees"][tier], found["best"][f"{tier}_bytes"]}
 
 
+@pytest.mark.parametrize(
+    "arguments", [("plan", "--model", "deepseek-v4-flash"), ("replay", "--model", "gpt-oss-120b", "--no-bytes")]
+)
+def test_what_is_printed_fits_80_columns_and_keeps_numbers_with_their_units(arguments: tuple[str, ...]) -> None:
+    command, *options = arguments
+    said = ask(command, BUNDLED, "--limit", "150", *options)
+    lines = said.out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert [line for line in lines if re.search(r"[0-9] ?$", line.rstrip()) and "±" in line] == []
+    assert [line for line in lines if re.match(r" *([KMGT]?i?B|s)\b", line)] == []
+    assert "…" not in said.out
+
+
 def test_a_recording_is_planned_for_as_a_trace_of_the_same_blocks_is(tmp_path: Path) -> None:
     recording = tmp_path / "recording.jsonl"
     requests = read_trace(BUNDLED, 50)

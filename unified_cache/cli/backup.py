@@ -53,16 +53,18 @@ BACKUP_EPILOG = """**Examples**
 
 Everything that a store holds, then again what was added since:
 
-    unified-cache backup file:/var/cache/kv file:/mnt/backup/kv
+    unified-cache backup file:kv-store file:kv-backup
 
 The system prompts of one tenant:
 
-    unified-cache backup file:kv file:seed --prefix prompts.jsonl --namespace tenant=acme
+    unified-cache backup file:kv-store file:seed --prefix prompts.jsonl --namespace tenant=acme
 """
 
 PREFETCH_EPILOG = """**Examples**
 
-    unified-cache prefetch file:/mnt/backup/kv --into file:/var/cache/kv --tokens prompt.json
+    seq 0 4095 > prompt.txt
+
+    unified-cache prefetch file:kv-backup --into file:kv-store --tokens prompt.txt
 
     unified-cache prefetch file:seed --into my_stores.redis:connect:cache-1 --tokens prompts.jsonl --json
 """

@@ -21,7 +21,7 @@ CONFIG_EPILOG = """**Examples**
 
     unified-cache config check
 
-    unified-cache config check service.toml --for serve --all
+    unified-cache config check --config service.toml --for serve --all
 """
 
 config_app = typer.Typer(
@@ -37,8 +37,8 @@ class ConfigCheckCommand(JsonOptions):
     error; settings that contradict each other are warnings.
     """
 
-    file: Annotated[
-        Path | None, typer.Argument(metavar="[FILE]", help=f"File to explain. [default: {FILE_NAME}, if there is one]")
+    config: Annotated[
+        Path | None, typer.Option(metavar="FILE", help=f"File to explain. [default: {FILE_NAME}, if there is one]")
     ] = None
     only: Annotated[
         Literal["cache", "serve"] | None,
@@ -48,7 +48,7 @@ class ConfigCheckCommand(JsonOptions):
 
     def run(self) -> None:
         """Read and explain."""
-        loaded = _all_read(list(SECTIONS) if self.only is None else [self.only], self.file)
+        loaded = _all_read(list(SECTIONS) if self.only is None else [self.only], self.config)
         explained = [each for section, found in loaded.items() for each in _explained(section, found)]
         warnings = [(name, text) for name, found in loaded.items() for text in _warnings(found.settings)]
         path = next(iter(loaded.values())).file

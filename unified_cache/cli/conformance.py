@@ -27,9 +27,9 @@ from unified_cache.testing import storage_contract
 
 CONFORMANCE_EPILOG = """**Examples**
 
-    unified-cache conformance my_stores.redis:connect --bytes-max 1MiB
+    unified-cache conformance file:scratch
 
-    unified-cache conformance file:/tmp/scratch
+    unified-cache conformance my_stores.redis:connect --bytes-max 1MiB
 """
 
 conformance_app = typer.Typer(rich_markup_mode="markdown")

@@ -83,5 +83,6 @@ def _print_explained(prompts: Sequence[Prompt], explained: Sequence[Explanation]
 
 
 explain_app.command(
-    "explain", epilog=example("unified-cache explain --storage file:/var/cache/kv --tokens prompts.jsonl")
+    "explain",
+    epilog=example("seq 0 4095 > prompt.txt", "unified-cache explain --storage file:kv-store --tokens prompt.txt"),
 )(ExplainCommand)

@@ -29,7 +29,9 @@ from unified_cache.sizing.plan.sweep import TIERS, PlannedModel, combinations, p
 
 PLAN_EPILOG = """**Examples**
 
-    unified-cache plan trace.jsonl.gz --model deepseek-v4-flash --devices 8
+Over a trace that `unified-cache samples` copies:
+
+    unified-cache plan traces/mooncake_conversation_1000.jsonl.gz --model deepseek-v4-flash --devices 8
 
     unified-cache plan trace.jsonl.gz --model gpt-oss-120b --sweep host=0,256GiB,1TiB --sweep storage=0..8TiB:6
 

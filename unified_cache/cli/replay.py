@@ -37,17 +37,17 @@ _T = TypeVar("_T")
 
 REPLAY_EPILOG = """**Examples**
 
+Three tiers, every byte verified, over a trace that `unified-cache samples` copies:
+
+    unified-cache replay traces/mooncake_conversation_1000.jsonl.gz --limit 100 --storage file:kv-store
+
 What would an L1 of 50,000 pages hit? No payload moves:
 
-    unified-cache replay trace.jsonl.gz --device-pages 50000 --host-pages 0 --no-bytes
+    unified-cache replay traces/mooncake_conversation_1000.jsonl.gz --device-pages 50000 --host-pages 0 --no-bytes
 
-Three tiers, every byte verified, and a page to look at:
+Why are hits as short as they are? A page to look at, with missed tokens by reason:
 
-    unified-cache replay trace.jsonl.gz --storage file:/tmp/kv --report out
-
-Why are hits as short as they are? Missed tokens by reason:
-
-    unified-cache replay trace.jsonl.gz --host-pages 5000 --no-bytes --explain
+    unified-cache replay traces/mooncake_conversation_1000.jsonl.gz --host-pages 5000 --no-bytes --report out
 
 All pools of a model, tiers in the bytes they would take:
 
@@ -55,9 +55,6 @@ All pools of a model, tiers in the bytes they would take:
 """
 
 replay_app = typer.Typer(rich_markup_mode="markdown")
-
-WIDTH_MIN = 80
-"""Columns assumed where the output is no terminal; the tables fit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +128,7 @@ class ReplayCommand(JsonOptions):
             result: ReplayResult = runner.replay(self.trace.name, requests, plan, on_progress)
         page = page_of(result)
         if not self.shown_as_json("replay", {"headline": page.headline, **result.as_json()}):
-            print_page(page, WIDTH_MIN)
+            print_page(page)
         write_page(page)
         if result.wrong_pages or result.leaked_slots:
             raise CacheError(

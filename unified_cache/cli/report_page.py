@@ -4,24 +4,26 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from unified_cache.cli.text import console_on, printable
+from unified_cache.cli.text import console_on
 from unified_cache.core.extras import import_with_extra
 from unified_cache.core.files import check_writable, expanded
 from unified_cache.sizing.report.page import Page
 
-WIDTH_MIN = 100
+WIDTH = 80
 """Columns assumed where the output is no terminal; the tables fit."""
 
 
-def print_page(page: Page, width_min: int = WIDTH_MIN) -> None:
-    """Print all of a page but its charts and what was run; ``width_min`` is for an output that is no terminal."""
-    console = console_on(sys.stdout, width_min)
-    console.print(printable(page.headline), style="bold")
+def print_page(page: Page) -> None:
+    """Print all of a page but its charts and what was run."""
+    console = console_on(sys.stdout, WIDTH)
+    console.print_sentences(page.headline, style="bold")
     for table in page.tables:
+        console.print()
+        console.print_sentences(table.title)
         console.print_table(table.columns, table.rows, left=table.text_columns, has_total=table.has_total)
     for line in (page.lead, *page.notes, page.alarm):
         if line:
-            console.print_line(line)
+            console.print_sentences(line)
 
 
 def page_writer(directory: Path | None) -> Callable[[Page], None]:

@@ -28,11 +28,11 @@ SERVE_EPILOG = """**Examples**
 
 A store of this machine, for this machine:
 
-    unified-cache serve --storage file:/var/cache/kv --storage-bytes 500GiB
+    unified-cache serve --storage file:kv-store --storage-bytes 500GiB
 
 Everything from a file; see what it comes to:
 
-    unified-cache config check service.toml --for serve --all
+    unified-cache config check --config service.toml --for serve --all
 
     unified-cache serve --config service.toml
 """

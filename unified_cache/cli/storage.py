@@ -51,13 +51,13 @@ from unified_cache.storage_backends.protocol import Answer, Store, UsedBetween
 
 STORAGE_EPILOG = """**Examples**
 
-    unified-cache storage stat file:/var/cache/kv
+    unified-cache storage stat file:kv-store
 
-    unified-cache storage verify file:/var/cache/kv --json
+    unified-cache storage verify file:kv-store --json
 
-    unified-cache storage gc file:/var/cache/kv --bytes-max 400GiB
+    unified-cache storage gc file:kv-store --bytes-max 400GiB
 
-    unified-cache storage clear file:/var/cache/kv --identity 3f2a --yes
+    unified-cache storage clear file:kv-store --identity 3f2a --yes
 """
 
 storage_app = typer.Typer(
@@ -486,9 +486,9 @@ def _time_text(time_ns: int) -> str:
 for _name, _command, _options in (
     ("stat", StatCommand, ""),
     ("verify", VerifyCommand, " --json"),
-    ("scrub", ScrubCommand, " --identity 3f2a"),
+    ("scrub", ScrubCommand, ""),
     ("gc", GcCommand, " --bytes-max 400GiB"),
-    ("clear", ClearCommand, " --identity 3f2a --yes"),
+    ("clear", ClearCommand, " --all --yes"),
 ):
-    _line = f"unified-cache storage {_name} file:/var/cache/kv{_options}"
+    _line = f"unified-cache storage {_name} file:kv-store{_options}"
     storage_app.command(_name, epilog=example(_line))(_command)

@@ -1,6 +1,7 @@
 """Sizes, tables and consoles, alike in every command."""
 
 import re
+import textwrap
 from collections.abc import Iterable, Sequence
 from typing import TextIO
 
@@ -10,6 +11,10 @@ from rich.table import Table
 
 WIDTH_MIN = 128
 """Columns assumed where the output is no terminal; the tables fit."""
+
+_IN_QUANTITY = re.compile(r"(?<=\d) (?=[KMGT]?i?B\b|s\b)|(?<=±) ")
+_GLUE = "\0"
+"""Stands for a space at which a line must not end; ``printable`` leaves none in a text."""
 
 CODE_COLUMNS = 70
 """Columns of a line of code in help, without the backslash, so that it is one line on a terminal of 80."""
@@ -27,6 +32,12 @@ class LineConsole(Console):
         """Print one line, however long; see ``printable``."""
         self.print(printable(text), style=style, soft_wrap=True)
 
+    def print_sentences(self, text: str, style: str = "") -> None:
+        """Print text for people, wrapped between words but not between a number and its unit."""
+        glued = _IN_QUANTITY.sub(_GLUE, printable(text))
+        wrapped = textwrap.fill(glued, self.width, break_long_words=False, break_on_hyphens=False)
+        self.print(wrapped.replace(_GLUE, " "), style=style, soft_wrap=True)
+
     def print_table(
         self,
         columns: Sequence[str],
@@ -37,12 +48,15 @@ class LineConsole(Console):
     ) -> None:
         """Print a table of which the first ``left`` columns are words and the rest numbers.
 
-        ``has_total`` has the last row, which sums up the others, stand apart from them.
+        ``has_total`` has the last row, which sums up the others, stand apart from them. Where a table is too wide, its
+        headings are wrapped before its numbers.
         """
-        shown = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-        for number, name in enumerate(columns):
-            shown.add_column(name, justify="left" if number < left else "right")
+        shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
         cells = [[printable(each) if isinstance(each, str) else each for each in row] for row in rows]
+        for number, name in enumerate(columns):
+            is_text = number < left
+            widths = [0 if is_text else len(each) for row in cells if isinstance(each := row[number], str)]
+            shown.add_column(name, justify="left" if is_text else "right", min_width=max(widths, default=0))
         for row in cells[:-1] if has_total else cells:
             shown.add_row(*row)
         if has_total:

@@ -46,6 +46,13 @@ def bytes_text(count: int, digits: int = 1) -> str:
     return f"{amount:,.{digits}f} {_BINARY_UNITS[unit]}" if unit else f"{count} B"
 
 
+def short_size(count: int) -> str:
+    """Return a size for a narrow table, as ``parse_bytes`` reads it: 0, 80Gi, 1.25Ti."""
+    number, unit = bytes_text(count, digits=2).replace(",", "").split()
+    digits = number.partition(".")[0] if float(number) >= 100 else f"{float(number):.3g}"
+    return digits + unit.removesuffix("B")
+
+
 def size_text(count: int) -> str:
     """Return a size as tables of commands have it: 512 B, 1.50 KiB."""
     return bytes_text(count, digits=2)

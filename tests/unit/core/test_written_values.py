@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from unified_cache.core.errors import ConfigError
 from unified_cache.core.files import parse_json, parse_toml
-from unified_cache.core.sizes import bytes_literal, bytes_text, parse_bytes
+from unified_cache.core.sizes import bytes_literal, bytes_text, parse_bytes, short_size
 
 
 @pytest.mark.parametrize("nested", ["[" * 100_000, '{"a":' * 100_000])
@@ -29,6 +29,12 @@ COUNTS = st.one_of(
 @given(COUNTS)
 def test_a_size_as_a_file_has_it_is_read_exactly(count: int) -> None:
     assert parse_bytes("--size", bytes_literal(count)) == count
+
+
+@given(COUNTS)
+def test_a_short_size_is_read_as_about_the_same(count: int) -> None:
+    assert parse_bytes("--size", short_size(count)) == pytest.approx(count, rel=0.01)
+    assert len(short_size(count)) <= 7
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """A plan for people: what to buy, the curve of each tier as a table and drawn, hits over host memory and storage."""
 
-from unified_cache.core.sizes import bytes_text, size_text
+from unified_cache.core.sizes import bytes_text, short_size
 from unified_cache.sizing.plan.hardware import GIB
 from unified_cache.sizing.plan.planner import PlanResult
 from unified_cache.sizing.plan.sweep import TIERS
@@ -73,16 +73,16 @@ def _curve_table(result: PlanResult, tier: str) -> TableSection:
     """Return a row for each combination that differs from the best in one tier."""
     rows = [
         (
-            size_text(point.sizes.by_tier()[tier]),
+            short_size(point.sizes.by_tier()[tier]),
             *(f"{ratio:.2%}" for ratio in (*point.tier_ratios.values(), point.hit_ratio)),
-            f"{point.costs.ttft_p50_s:,.2f} s",
-            f"{point.costs.ttft_p99_s:,.2f} s",
+            f"{point.costs.ttft_p50_s:,.2f}",
+            f"{point.costs.ttft_p99_s:,.2f}",
             f"{point.costs.cost_per_million_tokens:.4f}",
             mark,
         )
         for point, mark in zip(result.curve(tier), _marks(result, tier), strict=True)
     ]
-    return TableSection(f"By size of {NAMES[tier]}", (tier, *CURVE_COLUMNS), rows)
+    return TableSection(f"By size of {NAMES[tier]}; TTFT in seconds", (tier, *CURVE_COLUMNS), rows)
 
 
 def _size_table(result: PlanResult) -> TableSection:
@@ -95,12 +95,13 @@ def _size_table(result: PlanResult) -> TableSection:
         point = points.get((host, storage))
         if point is None:
             return ""
-        return f"{point.hit_ratio:.1%}" + (" best" if point is result.best else "")
+        return f"{point.hit_ratio:.1%}" + ("*" if point is result.best else "")
 
     return TableSection(
-        f"Share of the tokens handed back, by host memory and storage, with {bytes_text(best.device)} of each device",
-        ("host memory", *map(bytes_text, stores)),
-        [(bytes_text(host), *(cell(host, storage) for storage in stores)) for host in hosts],
+        "Share of the tokens handed back, by host memory (down) and storage (across), with "
+        f"{bytes_text(best.device)} of each device; * is the best",
+        ("", *map(short_size, stores)),
+        [(short_size(host), *(cell(host, storage) for storage in stores)) for host in hosts],
     )
 
 
