@@ -10,7 +10,7 @@ import pytest
 from tests.support.offline import LAYOUTS, TOY, description_of, fill, open_store, prompt_of, unwatched
 from unified_cache.core.errors import ConfigError, StorageError
 from unified_cache.storage_backends.directory.disk import Disk
-from unified_cache.storage_backends.file.store import FileReader
+from unified_cache.storage_backends.file.page_reader import FileReader
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.offline.copying import copy_planned, plan_identity
 from unified_cache.storage_backends.offline.stores import StoredIdentity, identities_of, open_to_read

@@ -35,7 +35,7 @@ from unified_cache.storage_backends.directory.disk import (
     missing_bytes,
     storage_error,
 )
-from unified_cache.storage_backends.directory.page_reads import CALL_BYTES
+from unified_cache.storage_backends.directory.page_reads import CALL_BYTES, PageReads
 from unified_cache.storage_backends.directory.root import (
     MARKER_NAME,
     StoreFormat,
@@ -236,6 +236,7 @@ class DirectoryReader(Store):
         self._disk = disk
         self._path = path
         self._root_fd = root_fd
+        self._reads = PageReads(disk)
         self._calls = CallsInFlight(f"the {store_format.name} in {path}{opened}")
 
     @property

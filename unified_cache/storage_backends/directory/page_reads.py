@@ -63,6 +63,10 @@ class SystemMemory:
         """
         return self._reports_reads or self._is_memory
 
+    def learn(self, fd: int) -> None:
+        """Find out by a file what the system says, before anybody asks who must not wait."""
+        self.read(fd, (memoryview(bytearray(1)),), 0)
+
     def is_cold(self, fd: int, offset: int) -> bool:
         """Return whether the system lacks the block at an offset, as far as it can say.
 

@@ -9,10 +9,8 @@ import re
 import stat
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence, Set
 from contextlib import closing, suppress
-from pathlib import Path
 from typing import NamedTuple
 
-from unified_cache.core.errors import StorageError
 from unified_cache.core.page import PAGE_KEY_BYTES
 from unified_cache.core.seal import HEADER_BYTES, Label, may_be_coded
 from unified_cache.storage_backends.common.lru import page_bytes
@@ -27,13 +25,16 @@ from unified_cache.storage_backends.directory.disk import (
     DIRECTORY_FLAGS,
     READ_FLAGS,
     Disk,
+    StorageFaults,
+    block_bytes,
     close_quietly,
+    in_blocks,
     opened,
     read_at,
-    storage_error,
 )
-from unified_cache.storage_backends.directory.page_reads import DirectReads, PageReads, Place
-from unified_cache.storage_backends.directory.root import NOT_A_FILE, UNREADABLE, is_whole
+from unified_cache.storage_backends.directory.front import DirectoryReader, ReadOnlyStore
+from unified_cache.storage_backends.directory.page_reads import DirectReads, Place
+from unified_cache.storage_backends.directory.root import NOT_A_FILE, UNREADABLE, StoreFormat, is_whole
 from unified_cache.storage_backends.protocol import NAMES_MAX, Answer, PageIO, Scan, StoredObject, UsedBetween
 
 _FAN_DIGITS = 1
@@ -109,61 +110,63 @@ FILES_OPEN_MAX = 16
 pages 10 % faster: between two copies the caches would lose the code of every other step."""
 
 
-class PageReader:
-    """Finds, reads and lists pages of a file store, opened to read or to write. Thread-safe."""
+FORMAT = StoreFormat("file store", 2)
+"""See docs/format.md."""
 
-    def __init__(self, disk: Disk, path: Path, root_fd: int, clear_foreign: Callable[[str, int], None]) -> None:
-        """``clear_foreign`` is called for what is no object: where it is, and the bytes of what belongs there."""
-        self._disk = disk
-        self._path = path
-        self._root_fd = root_fd
-        self._clear_foreign = clear_foreign
-        self._reads = PageReads(disk)
 
-    def learn_memory(self, fd: int) -> None:
-        """Find out by a file whether the system says what it has in memory, before anybody asks who must not wait."""
-        self._reads.memory.read(fd, (memoryview(bytearray(1)),), 0)
-
-    def lengths(self, labels: Sequence[Label]) -> list[int | None]:
-        """Return the bytes of each file of that name, None where there is none; one stat each."""
-        found: list[int | None] = []
-        for label in labels:
-            path = path_of(label)
-            try:
-                status = self._disk.stat(path, dir_fd=self._root_fd, follow_symlinks=False)
-            except (FileNotFoundError, NotADirectoryError):
-                found.append(None)
-            except OSError as error:
-                raise self._cannot("look for", label, error) from error
-            else:
-                found.append(status.st_size if stat.S_ISREG(status.st_mode) else None)
-        return found
+class FilePages(DirectoryReader):
+    """The pages of a file store, opened to read or to write: finds, reads and lists them. Thread-safe."""
 
     def exists(self, labels: Sequence[Label]) -> list[Answer]:
-        """Return for each label whether a file of that name is there; one stat each."""
+        """Return for each label whether a file of that name is there. No access; one stat each."""
         return [_ABSENT if length is None else _PRESENT for length in self.lengths(labels)]
 
-    def scan(self, identity: bytes, cursor: str) -> Scan:
+    def lengths(self, labels: Sequence[Label]) -> list[int | None]:
+        """Return the bytes of each object, None where there is none; one stat each."""
+        with self._calls:
+            found: list[int | None] = []
+            for label in labels:
+                path = path_of(label)
+                try:
+                    status = self._disk.stat(path, dir_fd=self._root_fd, follow_symlinks=False)
+                except (FileNotFoundError, NotADirectoryError):
+                    found.append(None)
+                except OSError as error:
+                    raise self._cannot("look for", label, error) from error
+                else:
+                    found.append(status.st_size if stat.S_ISREG(status.st_mode) else None)
+            return found
+
+    def knows(self, labels: Sequence[Label]) -> list[bool]:
+        """Return for each label whether a file has its name, where the system has that name in memory."""
+        with self._calls:
+            known = [False] * len(labels)
+            for number, label in enumerate(labels if self._reads.memory.is_readable else ()):
+                try:
+                    fd = self._disk.open_cached(path_of(label), READ_FLAGS, dir_fd=self._root_fd)
+                except OSError:
+                    continue
+                known[number] = True
+                close_quietly(self._disk, fd)
+            return known
+
+    def scan(self, identity: bytes, cursor: str = "") -> Scan:
         """List objects of one identity in the order of their names; the cursor is the last name listed."""
         check_scan(identity, cursor)
-        try:
+        with self._calls, StorageFaults(f"cannot list {self._path}/{identity.hex()}"):
             with closing(objects_in(self._disk, self._root_fd, identity, cursor)) as objects:
                 found = list(itertools.islice(objects, NAMES_MAX))
-        except OSError as error:
-            raise self._cannot_list(identity, error) from error
-        listed = [StoredObject(known.label, known.object_bytes) for known in found]
-        cursor_next = found[-1].name if len(found) == NAMES_MAX else ""
-        return Scan(listed, cursor_next, [known.mtime_ns for known in found])
+            listed = [StoredObject(known.label, known.object_bytes) for known in found]
+            cursor_next = found[-1].name if len(found) == NAMES_MAX else ""
+            return Scan(listed, cursor_next, [known.mtime_ns for known in found])
 
     def used_between(self, identity: bytes) -> UsedBetween | None:
         """Compare modification times, which are the recency of this store; None without objects. Linear in objects."""
-        try:
+        with self._calls, StorageFaults(f"cannot list {self._path}/{identity.hex()}"):
             times = [known.mtime_ns for known in objects_in(self._disk, self._root_fd, identity)]
-        except OSError as error:
-            raise self._cannot_list(identity, error) from error
-        return UsedBetween(min(times), max(times)) if times else None
+            return UsedBetween(min(times), max(times)) if times else None
 
-    def read(self, pages: Sequence[PageIO]) -> list[Answer]:
+    def _read(self, pages: Sequence[PageIO]) -> list[Answer]:
         """Fill each page's buffers; HIT where it was there at that length. Raise for a fault that is not one page's."""
         sizes = [page_bytes(page) for page in pages]
         came: Set[int] = frozenset()
@@ -200,23 +203,11 @@ class PageReader:
                     close_quietly(self._disk, fd)
         return answers
 
-    def read_memory(self, pages: Sequence[PageIO]) -> list[bool]:
+    def _read_memory(self, pages: Sequence[PageIO]) -> list[bool]:
         """Fill pages that the system has in memory, their names included; see ``PageReads``."""
         if not self._reads.memory.is_readable:
             return [False] * len(pages)
         return self._reads.read_memory(pages, _OpenFiles(self._disk, self._disk.open_cached, self._root_fd, pages))
-
-    def know(self, labels: Sequence[Label]) -> list[bool]:
-        """Return for each object whether its name, and what it names, is in memory."""
-        known = [False] * len(labels)
-        for number, label in enumerate(labels if self._reads.memory.is_readable else ()):
-            try:
-                fd = self._disk.open_cached(path_of(label), READ_FLAGS, dir_fd=self._root_fd)
-            except OSError:
-                continue
-            known[number] = True
-            close_quietly(self._disk, fd)
-        return known
 
     def _begin_reading(self, fds: Collection[int]) -> None:
         """Ask the system to read all of these files, unless it has the first in memory."""
@@ -266,11 +257,26 @@ class PageReader:
         self._clear_foreign(path, object_bytes)
         return Answer.FLAWED
 
-    def _cannot(self, do: str, label: Label, error: OSError) -> StorageError:
-        return storage_error(error, f"cannot {do} {self._path}/{label.object_name}")
+    def _clear_foreign(self, path: str, object_bytes: int) -> None:
+        """Clear away what stands in the place of an object of that length and is none; who only reads leaves it."""
 
-    def _cannot_list(self, identity: bytes, error: OSError) -> StorageError:
-        return storage_error(error, f"cannot list {self._path}/{identity.hex()}")
+
+class FileReader(FilePages, ReadOnlyStore):
+    """Reads a file store and changes nothing in it: no temp directory, no visit, no time of use, nothing removed.
+
+    Engines may use the store meanwhile: an object is whole under its name or not there. Thread-safe.
+    """
+
+    FORMAT = FORMAT
+
+    def get(self, pages: Sequence[PageIO]) -> list[Answer]:
+        """Read each page straight into its buffers; what lies in its place and is no object stays, and is FLAWED."""
+        with self._calls:
+            return self._read(pages)
+
+    def taken_bytes(self, object_bytes: int) -> int:
+        """Return the blocks of an object, as the writer counts them."""
+        return in_blocks(block_bytes(self._disk, self._root_fd), object_bytes)
 
 
 _Open = Callable[..., int]

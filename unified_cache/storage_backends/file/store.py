@@ -24,7 +24,6 @@ from unified_cache.storage_backends.directory.disk import (
     DIRECTORY_FLAGS,
     READ_FLAGS,
     WRITE_FLAGS,
-    Directory,
     Disk,
     StorageFaults,
     anchor,
@@ -46,7 +45,6 @@ from unified_cache.storage_backends.directory.front import (
     SPARE_BYTES,
     Clock,
     DirectoryStorage,
-    ReadOnlyStore,
     Stamps,
     StoreCounts,
     check_limits,
@@ -61,7 +59,6 @@ from unified_cache.storage_backends.directory.root import (
     NOT_A_FILE,
     UNREADABLE,
     ForeignFiles,
-    StoreFormat,
     StoreRoot,
     identities_in,
     is_whole,
@@ -71,22 +68,21 @@ from unified_cache.storage_backends.directory.root import (
 from unified_cache.storage_backends.file.page_reader import (
     FANS,
     FILES_OPEN_MAX,
-    PageReader,
+    FORMAT,
+    FilePages,
+    FileReader,
     objects_in,
     path_of,
     unlink_object,
 )
 from unified_cache.storage_backends.file.quota import FileQuota, OpenCounter
-from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, Scan, StoredObject, UsedBetween
-
-FORMAT = StoreFormat("file store", 2)
-"""See docs/format.md."""
+from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, StoredObject
 
 DIRECTORIES_KNOWN_MAX = 1 << 14
 """Directories of which a process remembers that they are there: 1,024 identities in full, some 2 MiB."""
 
 
-class FileStorage(DirectoryStorage):
+class FileStorage(FilePages, DirectoryStorage):
     """Keep sealed pages in files under one directory, with an optional cap and the least recently used going first.
 
     Several processes may open one directory; each finds what the others stored, and a page that another removed is a
@@ -103,7 +99,6 @@ class FileStorage(DirectoryStorage):
         super().__init__(root, quota.removed, stamps)
         self._foreign = ForeignFiles(root)
         self._quota = quota
-        self._page_reader = PageReader(root.disk, root.path, root.fd, self._foreign.clear)
         self._page_writer = PageWriter(root, quota, self._foreign)
 
     @classmethod
@@ -140,7 +135,7 @@ class FileStorage(DirectoryStorage):
         storage = cls(root, quota, stamps)
         try:
             with opened(root.disk, MARKER_NAME, READ_FLAGS, dir_fd=root.fd) as fd:
-                storage._page_reader.learn_memory(fd)
+                storage._reads.memory.learn(fd)
             if bytes_max is not None:
                 quota.fill()
         except OSError as error:
@@ -175,20 +170,10 @@ class FileStorage(DirectoryStorage):
                 taken_bytes=self._quota.taken_bytes,
             )
 
-    def exists(self, labels: Sequence[Label]) -> list[Answer]:
-        """Return for each label whether a file of that name is there. No access; one stat each."""
-        with self._calls:
-            return self._page_reader.exists(labels)
-
-    def lengths(self, labels: Sequence[Label]) -> list[int | None]:
-        """Return the bytes of each object, None where there is none; one stat each."""
-        with self._calls:
-            return self._page_reader.lengths(labels)
-
     def get(self, pages: Sequence[PageIO]) -> list[Answer]:
         """Read each page straight into its buffers; a hit makes it recent."""
         with self._calls:
-            answers = self._page_reader.read(pages)
+            answers = self._read(pages)
             flawed, hit = Answer.FLAWED, Answer.HIT
             if flawed in answers:
                 self._removed.record(
@@ -196,11 +181,6 @@ class FileStorage(DirectoryStorage):
                 )
             self._record_use([page.label for page, answer in zip(pages, answers, strict=True) if answer is hit], pages)
             return answers
-
-    def knows(self, labels: Sequence[Label]) -> list[bool]:
-        """Return for each label whether a file has its name, where the system has that name in memory."""
-        with self._calls:
-            return self._page_reader.know(labels)
 
     def put(self, pages: Sequence[PageIO], level: Level) -> list[Answer]:
         """Write pages in their order, as far as there is room under the cap and on the file system.
@@ -235,21 +215,11 @@ class FileStorage(DirectoryStorage):
                 self._page_writer.sync_all(identity)
             return removed_count
 
-    def scan(self, identity: bytes, cursor: str = "") -> Scan:
-        """List objects of one identity in the order of their names."""
-        with self._calls:
-            return self._page_reader.scan(identity, cursor)
-
-    def used_between(self, identity: bytes) -> UsedBetween | None:
-        """Return the oldest and the newest modification time, which is the recency of this store."""
-        with self._calls:
-            return self._page_reader.used_between(identity)
-
     def _use(self, labels: Sequence[Label], pages: Sequence[PageIO] = ()) -> None:
         self._quota.use(labels, pages)
 
-    def _read_memory(self, pages: Sequence[PageIO]) -> list[bool]:
-        return self._page_reader.read_memory(pages)
+    def _clear_foreign(self, path: str, object_bytes: int) -> None:
+        self._foreign.clear(path, object_bytes)
 
     def _evict_for_fault(self, pages: Sequence[PageIO]) -> bool:
         return self._quota.evict_for_fault(pages)
@@ -553,46 +523,3 @@ class PageWriter:
 
 def _directory_of(path: str) -> str:
     return path.rpartition("/")[0]
-
-
-class FileReader(ReadOnlyStore):
-    """Reads a file store and changes nothing in it: no temp directory, no visit, no time of use, nothing removed.
-
-    Engines may use the store meanwhile: an object is whole under its name or not there. Thread-safe.
-    """
-
-    FORMAT = FORMAT
-
-    def __init__(self, disk: Disk, path: Path, root: Directory) -> None:
-        super().__init__(disk, path, root)
-        self._pages = PageReader(disk, path, root.fd, lambda *_: None)
-        self._block_bytes = block_bytes(disk, root.fd)
-
-    def exists(self, labels: Sequence[Label]) -> list[Answer]:
-        """Return for each label whether a file of that name is there."""
-        with self._calls:
-            return self._pages.exists(labels)
-
-    def lengths(self, labels: Sequence[Label]) -> list[int | None]:
-        """Return the bytes of each object, None where there is none; one stat each."""
-        with self._calls:
-            return self._pages.lengths(labels)
-
-    def get(self, pages: Sequence[PageIO]) -> list[Answer]:
-        """Read each page straight into its buffers; what lies in its place and is no object stays, and is FLAWED."""
-        with self._calls:
-            return self._pages.read(pages)
-
-    def taken_bytes(self, object_bytes: int) -> int:
-        """Return the blocks of an object, as the writer counts them."""
-        return in_blocks(self._block_bytes, object_bytes)
-
-    def scan(self, identity: bytes, cursor: str = "") -> Scan:
-        """List objects of one identity in the order of their names."""
-        with self._calls:
-            return self._pages.scan(identity, cursor)
-
-    def used_between(self, identity: bytes) -> UsedBetween | None:
-        """Return the oldest and the newest modification time of an identity's objects."""
-        with self._calls:
-            return self._pages.used_between(identity)

@@ -7,7 +7,8 @@ from unified_cache.core.errors import ConfigError, StorageError, without_secrets
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.storage_backends.directory.disk import StorageFaults
 from unified_cache.storage_backends.directory.front import DirectoryAddress, parse_address
-from unified_cache.storage_backends.file.store import FileReader, FileStorage
+from unified_cache.storage_backends.file.page_reader import FileReader
+from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.manifest import Description, described_by
 from unified_cache.storage_backends.packed.store import PackedReader, PackedStorage
 from unified_cache.storage_backends.protocol import Store

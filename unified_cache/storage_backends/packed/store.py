@@ -52,7 +52,7 @@ from unified_cache.storage_backends.directory.front import (
     parse_address,
     space_text,
 )
-from unified_cache.storage_backends.directory.page_reads import CALL_BYTES, PageReads
+from unified_cache.storage_backends.directory.page_reads import CALL_BYTES
 from unified_cache.storage_backends.directory.root import (
     NOT_A_FILE,
     UNREADABLE,
@@ -105,7 +105,6 @@ class PackedStorage(DirectoryStorage):
         super().__init__(root, index.removed, stamps)
         self._segments = segments
         self._index = index
-        self._reads = PageReads(root.disk)
         self._free_bytes_min = free_bytes_min
 
     @classmethod
