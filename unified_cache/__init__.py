@@ -13,24 +13,21 @@ if TYPE_CHECKING:
     from unified_cache.cache.request import Request
     from unified_cache.cache.stats import Stats
     from unified_cache.components import Full, RecurrentState, SlidingWindow
-    from unified_cache.components.layouts import LayoutWarning, from_hf_config
+    from unified_cache.components.layouts import from_hf_config
     from unified_cache.controller import NotStarted, Operation, OperationState
     from unified_cache.controller.memory import DevicePool
     from unified_cache.core.config import (
         CacheConfig,
-        EvictionConfig,
         EvictionPolicy,
-        GuardConfig,
         Prefetching,
         Retention,
         WritePolicy,
     )
     from unified_cache.core.errors import CacheError, ConfigError, InputError, LayoutError, StorageError
     from unified_cache.core.page import MediaItem, Namespace, Prompt
-    from unified_cache.core.pool import Component, Identity, ModelLayout, PoolSpec, Tier, facts_of
+    from unified_cache.core.pool import Component, Identity, ModelLayout, PoolSpec, Tier
     from unified_cache.core.settings.loading import cache_settings
-    from unified_cache.core.shards import Extent, Shard
-    from unified_cache.storage_backends.protocol import Level, Store
+    from unified_cache.storage_backends.protocol import Store
     from unified_cache.storage_backends.url import open_storage
     from unified_cache.tree import Lock, Match
 
@@ -40,16 +37,11 @@ __all__ = [
     "Component",
     "ConfigError",
     "DevicePool",
-    "EvictionConfig",
     "EvictionPolicy",
-    "Extent",
     "Full",
-    "GuardConfig",
     "Identity",
     "InputError",
     "LayoutError",
-    "LayoutWarning",
-    "Level",
     "Lock",
     "Match",
     "MediaItem",
@@ -64,7 +56,6 @@ __all__ = [
     "RecurrentState",
     "Request",
     "Retention",
-    "Shard",
     "SlidingWindow",
     "Stats",
     "StorageError",
@@ -73,7 +64,6 @@ __all__ = [
     "UnifiedCache",
     "WritePolicy",
     "cache_settings",
-    "facts_of",
     "from_hf_config",
     "open_storage",
 ]
@@ -84,16 +74,11 @@ _HOMES = {
     "Component": "core.pool",
     "ConfigError": "core.errors",
     "DevicePool": "controller.memory",
-    "EvictionConfig": "core.config",
     "EvictionPolicy": "core.config",
-    "Extent": "core.shards",
     "Full": "components",
-    "GuardConfig": "core.config",
     "Identity": "core.pool",
     "InputError": "core.errors",
     "LayoutError": "core.errors",
-    "LayoutWarning": "components.layouts",
-    "Level": "storage_backends.protocol",
     "Lock": "tree",
     "Match": "tree",
     "MediaItem": "core.page",
@@ -108,7 +93,6 @@ _HOMES = {
     "RecurrentState": "components",
     "Request": "cache.request",
     "Retention": "core.config",
-    "Shard": "core.shards",
     "SlidingWindow": "components",
     "Stats": "cache.stats",
     "Store": "storage_backends.protocol",
@@ -117,7 +101,6 @@ _HOMES = {
     "UnifiedCache": "cache.cache",
     "WritePolicy": "core.config",
     "cache_settings": "core.settings.loading",
-    "facts_of": "core.pool",
     "from_hf_config": "components.layouts",
     "open_storage": "storage_backends.url",
 }

@@ -49,6 +49,7 @@ FILES: Mapping[str, str] = {
     "device = 'priority'\n\n[quota.tenants.acme]\ncalls_max = 4\n\n[quota.tenants.beta]\n\n[serve]\ninsecure = true\n",
     "misspelt.toml": "\nlistn = 3\n[guard]\ndeadline_s = 'x'\n",
     "sound.toml": 'device_bytes = "1GiB"\nhost_bytes = "2GiB"\nstorage = "memory:"\nstorage_bytes = "4GiB"\n',
+    "elsewhere.toml": 'storage = "redis://h"\n',
     "no-host.toml": 'storage = "file:kv"\ndevice_pages = 9\n',
     "no-key.toml": '[tls]\ncertificate = "none.crt"\nkey = "none.key"\n',
     "quiet.toml": "metrics.listen = '127.0.0.1:0'\n",

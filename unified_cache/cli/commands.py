@@ -31,7 +31,7 @@ DEFERRED: Mapping[str, Mapping[str, tuple[str, str]]] = {
         ),
         "samples": (
             "samples:samples_app",
-            "Copy a trace of 1,000 requests, the examples and the dashboard for Grafana into a directory.",
+            "Copy a trace of 1,000 requests, the examples, and what deploys and watches a service into a directory.",
         ),
         "layout": (
             "layout:layout_app",

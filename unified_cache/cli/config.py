@@ -16,6 +16,7 @@ from unified_cache.core.settings.describe import ANY_NAME, settings_of, value_te
 from unified_cache.core.settings.loading import FILE_NAME, SECTIONS, LoadedSettings, read_settings
 from unified_cache.core.settings.section import Settings
 from unified_cache.core.settings.service import ServiceSettings
+from unified_cache.storage_backends.url import check_storage_url
 
 CONFIG_EPILOG = """**Examples**
 
@@ -78,11 +79,22 @@ def _all_read(names: list[str], file: Path | None) -> Mapping[str, LoadedSetting
     for name in names:
         try:
             loaded[name] = read_settings(SECTIONS[name], file)
+            _check_store(loaded[name])
         except ConfigError as error:
             flaws.update(dict.fromkeys(str(error).split("; ")))
     if flaws:
         raise ConfigError("; ".join(flaws))
     return loaded
+
+
+def _check_store(loaded: LoadedSettings[Settings]) -> None:
+    """Refuse a URL that names no store, before a service or an engine does."""
+    match loaded.settings:
+        case EmbeddedSettings(store=str(url)) | ServiceSettings(storage=str(url)):
+            try:
+                check_storage_url(url)
+            except ConfigError as error:
+                raise ConfigError(f"{loaded.place(['storage'])}: storage: {error}") from error
 
 
 def _warnings(settings: Settings) -> list[str]:

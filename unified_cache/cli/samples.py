@@ -12,7 +12,7 @@ import unified_cache
 from unified_cache.cli.text import console_on
 from unified_cache.core.errors import ConfigError
 
-SAMPLES = ("dashboards", "examples", "traces/README.md", "traces/mooncake_conversation_1000.jsonl.gz")
+SAMPLES = ("dashboards", "deploy", "examples", "traces/README.md", "traces/mooncake_conversation_1000.jsonl.gz")
 """Files and directories of a checkout's root that an installed package has in ``samples``."""
 
 SAMPLES_EPILOG = """**Examples**
@@ -27,7 +27,7 @@ samples_app = typer.Typer(rich_markup_mode="markdown")
 
 @dataclass(frozen=True, slots=True)
 class SamplesCommand:
-    """Copy a trace of 1,000 requests, the examples and the dashboard for Grafana into a directory.
+    """Copy a trace of 1,000 requests, the examples, and what deploys and watches a service into a directory.
 
     They come with the package. Nothing that is there already is replaced.
     """

@@ -15,6 +15,8 @@ from numbers import Integral
 
 from unified_cache.core.errors import LayoutError, check_kind
 
+__all__ = ["Extent", "Shard"]
+
 
 @dataclass(frozen=True, slots=True)
 class Extent:

@@ -24,6 +24,7 @@ PART_BYTES = (1 << 20) + (64 << 10)
 """Content in one message: a MiB, the knee of bare gRPC streaming in Python, and the headers of the pages in it."""
 
 _BINARY_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+_DECIMAL_UNITS = ("B", "KB", "MB", "GB", "TB")
 _UNITS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 _BYTES = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*([KMGT]?)(I?)B?", re.IGNORECASE)
 
@@ -59,11 +60,14 @@ def size_text(count: int) -> str:
 
 
 def bytes_literal(size: int) -> str:
-    """Return a size as a file of settings has it, which ``parse_bytes`` reads exactly: 256MiB."""
-    amount, unit = size, 0
-    while amount and amount % 1024 == 0 and unit < len(_BINARY_UNITS) - 1:
-        amount, unit = amount // 1024, unit + 1
-    return f"{amount}{_BINARY_UNITS[unit]}" if unit else str(size)
+    """Return a size as a file of settings has it, which ``parse_bytes`` reads exactly: 256MiB, 2GB."""
+    shortest = str(size)
+    for scale, units in ((1024, _BINARY_UNITS), (1000, _DECIMAL_UNITS)):
+        amount, unit = size, 0
+        while amount and amount % scale == 0 and unit < len(units) - 1:
+            amount, unit = amount // scale, unit + 1
+        shortest = min(shortest, f"{amount}{units[unit]}" if unit else shortest, key=len)
+    return shortest
 
 
 PROMPT_TOKENS = 8192

@@ -19,6 +19,7 @@ RUNNERS: Mapping[str, str] = {
     **dict.fromkeys(("certificates", "cluster", "demo", "embedding", "events", "first-service"), HERE),
     **dict.fromkeys(("live", "offline", "operate", "service", "traces", "two-engines"), HERE),
     "bucket": "tests/e2e/test_object_commands.py",
+    "deploy": "tests/e2e/test_deploy_walk.py",
     "example": "tests/e2e/test_examples.py",
     "faithful": "tests/e2e/test_faithful.py",
     "settings": "tests/unit/settings/test_description.py",
