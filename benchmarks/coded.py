@@ -29,10 +29,9 @@ from unified_cache.integrations.transformers import layer_state
 from unified_cache.integrations.transformers.pages import logits_of
 from unified_cache.sizing.demo.run import DEFAULT_MODEL, model_path
 from unified_cache.sizing.demo.serving import loaded
-from unified_cache.storage_backends.common.lru import page_bytes
 from unified_cache.storage_backends.manifest import EVERYBODY
 from unified_cache.storage_backends.memory import MemoryStorage
-from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, Store
+from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, Store, page_bytes
 from unified_cache.storage_backends.wrappers.coded import CodedStorage
 from unified_cache.storage_backends.wrappers.layer import StorageLayer, VerifiedStorage
 from unified_cache.storage_backends.wrappers.page_coding import CodingChoice

@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from tests.support.store_calls import SeededFaults, StorageFault
-from unified_cache.storage_backends.common.lru import page_bytes
 from unified_cache.storage_backends.memory import MemoryStorage
-from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO
+from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, page_bytes
 from unified_cache.storage_backends.wrappers.layer import Method
 
 RATES: Mapping[StorageFault, float] = {

@@ -32,10 +32,9 @@ from typing import Protocol, TypeVar
 
 from unified_cache.core.errors import StorageError
 from unified_cache.core.seal import Label
-from unified_cache.storage_backends.common.lru import page_bytes
 from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.memory import MemoryStorage
-from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, Store
+from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, Store, page_bytes
 from unified_cache.storage_backends.wrappers.layer import Method, StorageLayer
 
 Result = TypeVar("Result")

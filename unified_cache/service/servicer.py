@@ -32,9 +32,8 @@ from unified_cache.service.access.gate import AdmittedCall, ServiceGate
 from unified_cache.service.access.registry import Registration, Registry, listed_after
 from unified_cache.service.limits import Limits
 from unified_cache.service.store.tenants import TenantStore, named_page
-from unified_cache.storage_backends.common.lru import page_bytes
 from unified_cache.storage_backends.common.names import check_label
-from unified_cache.storage_backends.protocol import Answer, Level, PageIO
+from unified_cache.storage_backends.protocol import Answer, Level, PageIO, page_bytes
 from unified_cache.storage_backends.remote.answers import reason_of, reasons_of
 
 CURSOR_CHARS_MAX = 256

@@ -10,9 +10,9 @@ from threading import Lock
 from unified_cache.core.errors import ClosedError, ConfigError, StorageError
 from unified_cache.core.seal import Label
 from unified_cache.proto.manifest_pb2 import Manifest
-from unified_cache.storage_backends.common.lru import StoreLru, page_bytes
+from unified_cache.storage_backends.common.lru import StoreLru
 from unified_cache.storage_backends.common.names import check_scan
-from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, Scan, Store
+from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, Scan, Store, page_bytes
 from unified_cache.storage_backends.removals import RemovalBuffer, RemovalFeed
 
 __all__ = ["MemoryStorage"]

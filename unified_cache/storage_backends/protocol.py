@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from operator import attrgetter
 from typing import NamedTuple
 
 from unified_cache.core.errors import ConfigError, NotOfferedError
@@ -27,6 +28,8 @@ __all__ = [
     "StoredObject",
     "UsedBetween",
 ]
+
+_NBYTES = attrgetter("nbytes")
 
 BATCH_OBJECTS = 128
 BATCH_BYTES = 32 << 20
@@ -155,6 +158,12 @@ class PageIO(NamedTuple):
     A store need not: of a page that was not added in order and to the end, the verifier reads all bytes again.
     A wrapper that changes what was read, or takes one page from several stores, hands the page down without it.
     """
+
+
+def page_bytes(page: PageIO) -> int:
+    """Sum up the buffers of a page."""
+    buffers = page.buffers
+    return buffers[0].nbytes if len(buffers) == 1 else sum(map(_NBYTES, buffers))
 
 
 class StoredObject(NamedTuple):

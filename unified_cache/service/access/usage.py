@@ -18,8 +18,8 @@ from threading import Lock
 
 from unified_cache.core.seal import Label
 from unified_cache.core.settings.service import QuotaSettings
-from unified_cache.storage_backends.common.lru import StoreLru, page_bytes
-from unified_cache.storage_backends.protocol import PageIO, StoredObject
+from unified_cache.storage_backends.common.lru import StoreLru
+from unified_cache.storage_backends.protocol import PageIO, StoredObject, page_bytes
 
 COUNTED_PAGES_MAX = 1 << 24
 """Pages of all tenants, counted one by one: 1 TiB of 64 KiB pages, whose names take some 4 GiB. Beyond, the tenant with

@@ -4,13 +4,10 @@ import itertools
 import math
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Collection, Container, Iterable, Sequence
-from operator import attrgetter
 
 from unified_cache.core.errors import ConfigError
 from unified_cache.core.seal import HEADER_BYTES, Label, may_be_coded
 from unified_cache.storage_backends.protocol import NAMES_MAX, Answer, PageIO, Scan, StoredObject
-
-_NBYTES = attrgetter("nbytes")
 
 
 class StoreLru:
@@ -213,9 +210,3 @@ class ScanUnderWay:
         del self._rest[-count:]
         self.cursor = some[-1][0] if self._rest else ""
         return [(used, label) for _, used, label in some]
-
-
-def page_bytes(page: PageIO) -> int:
-    """Sum up the buffers of a page."""
-    buffers = page.buffers
-    return buffers[0].nbytes if len(buffers) == 1 else sum(map(_NBYTES, buffers))

@@ -27,7 +27,6 @@ from queue import Empty, SimpleQueue
 from typing import NamedTuple, Protocol
 
 from unified_cache.core.seal import PageChecksum, verify_buffers
-from unified_cache.storage_backends.common.lru import page_bytes
 from unified_cache.storage_backends.directory.disk import (
     BEYOND,
     BUFFERS_MAX,
@@ -37,7 +36,7 @@ from unified_cache.storage_backends.directory.disk import (
     read_at,
 )
 from unified_cache.storage_backends.directory.read_queue import FileRead
-from unified_cache.storage_backends.protocol import PageIO
+from unified_cache.storage_backends.protocol import PageIO, page_bytes
 
 BLOCK_BYTES = 4096
 """What is looked at of a page: whether the system has its first block. To look at all would take as long as it has."""

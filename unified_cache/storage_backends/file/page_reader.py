@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 from unified_cache.core.page import PAGE_KEY_BYTES
 from unified_cache.core.seal import HEADER_BYTES, Label, may_be_coded
-from unified_cache.storage_backends.common.lru import page_bytes
 from unified_cache.storage_backends.common.names import (
     IDENTITY_BYTES,
     check_label,
@@ -35,7 +34,15 @@ from unified_cache.storage_backends.directory.disk import (
 from unified_cache.storage_backends.directory.front import DirectoryReader, ReadOnlyStore
 from unified_cache.storage_backends.directory.page_reads import DirectReads, Place
 from unified_cache.storage_backends.directory.root import NOT_A_FILE, UNREADABLE, StoreFormat, is_whole
-from unified_cache.storage_backends.protocol import NAMES_MAX, Answer, PageIO, Scan, StoredObject, UsedBetween
+from unified_cache.storage_backends.protocol import (
+    NAMES_MAX,
+    Answer,
+    PageIO,
+    Scan,
+    StoredObject,
+    UsedBetween,
+    page_bytes,
+)
 
 _FAN_DIGITS = 1
 """Leading digits of a key that name its directory."""

@@ -10,7 +10,7 @@ from threading import Lock
 from typing import NamedTuple
 
 from unified_cache.core.seal import Label
-from unified_cache.storage_backends.common.lru import StoreLru, page_bytes
+from unified_cache.storage_backends.common.lru import StoreLru
 from unified_cache.storage_backends.directory.disk import (
     block_bytes,
     in_blocks,
@@ -22,7 +22,7 @@ from unified_cache.storage_backends.directory.disk import (
 from unified_cache.storage_backends.directory.front import SPARE_BYTES, Stamps, space_text
 from unified_cache.storage_backends.directory.root import StoreRoot, identities_in
 from unified_cache.storage_backends.file.page_reader import ListedObject, objects_in, path_of, unlink_object
-from unified_cache.storage_backends.protocol import PageIO, StoredObject
+from unified_cache.storage_backends.protocol import PageIO, StoredObject, page_bytes
 from unified_cache.storage_backends.removals import RemovalBuffer
 
 SWEEP_SHARE = 16

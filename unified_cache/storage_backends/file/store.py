@@ -19,7 +19,6 @@ from pathlib import Path
 
 from unified_cache.core.errors import StorageError
 from unified_cache.core.seal import Label, is_sealed
-from unified_cache.storage_backends.common.lru import page_bytes
 from unified_cache.storage_backends.directory.disk import (
     DIRECTORY_FLAGS,
     READ_FLAGS,
@@ -76,7 +75,7 @@ from unified_cache.storage_backends.file.page_reader import (
     unlink_object,
 )
 from unified_cache.storage_backends.file.quota import FileQuota, OpenCounter
-from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, StoredObject
+from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, StoredObject, page_bytes
 
 DIRECTORIES_KNOWN_MAX = 1 << 14
 """Directories of which a process remembers that they are there: 1,024 identities in full, some 2 MiB."""

@@ -27,7 +27,6 @@ from unified_cache.core.errors import ConfigError, StorageError
 from unified_cache.core.seal import HEADER_BYTES, Label, is_sealed, may_be_coded
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.storage_backends.common.bounded_call import CallsInFlight
-from unified_cache.storage_backends.common.lru import page_bytes
 from unified_cache.storage_backends.common.names import IDENTITY_BYTES, check_identity, check_scan, parse_page_name
 from unified_cache.storage_backends.manifest import MANIFEST_BYTES_MAX, is_sound, parsed_manifest
 from unified_cache.storage_backends.object.address import BucketAddress, address_of_url, open_bucket
@@ -42,6 +41,7 @@ from unified_cache.storage_backends.protocol import (
     Scan,
     Store,
     StoredObject,
+    page_bytes,
 )
 
 logger = logging.getLogger(__name__)

@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 from threading import Lock
 
 from unified_cache.core.seal import HEADER_BYTES, Label, may_be_coded
-from unified_cache.storage_backends.common.lru import StoreLru, page_bytes
+from unified_cache.storage_backends.common.lru import StoreLru
 from unified_cache.storage_backends.common.names import check_label
 from unified_cache.storage_backends.packed.segment import SegmentKey, SegmentSlot
-from unified_cache.storage_backends.protocol import Answer, PageIO, Scan, StoredObject
+from unified_cache.storage_backends.protocol import Answer, PageIO, Scan, StoredObject, page_bytes
 from unified_cache.storage_backends.removals import RemovalBuffer
 
 

@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 from unified_cache.core.errors import StorageError
 from unified_cache.core.seal import HEADER_BYTES, Label, is_sealed, may_be_coded
-from unified_cache.storage_backends.common.lru import StoreLru, page_bytes
+from unified_cache.storage_backends.common.lru import StoreLru
 from unified_cache.storage_backends.common.names import check_label, check_scan
 from unified_cache.storage_backends.directory.disk import (
     DIRECTORY_FLAGS,
@@ -83,6 +83,7 @@ from unified_cache.storage_backends.protocol import (
     Scan,
     StoredObject,
     UsedBetween,
+    page_bytes,
 )
 
 FORMAT = StoreFormat("packed store", 1)

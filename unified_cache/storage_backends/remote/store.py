@@ -30,7 +30,6 @@ from unified_cache.proto import service_pb2 as pb
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.proto.wire import Call, decoded, labels_in, named_runs, parsed, parts_of
 from unified_cache.storage_backends.common.bounded_call import CallsInFlight, time_left_s
-from unified_cache.storage_backends.common.lru import page_bytes
 from unified_cache.storage_backends.protocol import (
     NETWORK_BYTES,
     Answer,
@@ -40,6 +39,7 @@ from unified_cache.storage_backends.protocol import (
     Scan,
     Store,
     StoredObject,
+    page_bytes,
 )
 from unified_cache.storage_backends.remote.answers import ScatterReader, answers_of
 from unified_cache.storage_backends.remote.server import (

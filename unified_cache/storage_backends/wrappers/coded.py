@@ -18,13 +18,13 @@ from threading import Lock
 from unified_cache.core.errors import ConfigError, StorageError
 from unified_cache.core.seal import HEADER_BYTES, Label, may_be_coded
 from unified_cache.proto.manifest_pb2 import Manifest
-from unified_cache.storage_backends.common.lru import page_bytes
 from unified_cache.storage_backends.manifest import is_sound, owner_of
 from unified_cache.storage_backends.protocol import (
     Answer,
     Level,
     PageIO,
     Store,
+    page_bytes,
 )
 from unified_cache.storage_backends.wrappers.layer import StorageLayer
 from unified_cache.storage_backends.wrappers.page_coding import CodingChoice, PageCoder, Undecoded

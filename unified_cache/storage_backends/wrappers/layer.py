@@ -15,7 +15,6 @@ from typing import TypeVar
 from unified_cache.core.errors import StorageError
 from unified_cache.core.seal import Flaw, Label, PageChecksum, verify_buffers
 from unified_cache.proto.manifest_pb2 import Manifest
-from unified_cache.storage_backends.common.lru import page_bytes
 from unified_cache.storage_backends.protocol import (
     Answer,
     Capability,
@@ -24,6 +23,7 @@ from unified_cache.storage_backends.protocol import (
     Scan,
     Store,
     UsedBetween,
+    page_bytes,
 )
 from unified_cache.storage_backends.removals import RemovalFeed
 

@@ -7,8 +7,7 @@ from typing import TypeVar
 
 from unified_cache.core.extras import needs_extra
 from unified_cache.core.seal import Label
-from unified_cache.storage_backends.common.lru import page_bytes
-from unified_cache.storage_backends.protocol import Answer, Level, PageIO, Store
+from unified_cache.storage_backends.protocol import Answer, Level, PageIO, Store, page_bytes
 from unified_cache.storage_backends.wrappers.layer import Method, StorageLayer
 
 with needs_extra("metrics", "MeteredStorage"):

@@ -44,8 +44,7 @@ from unified_cache.core.seal import (
     payload_of,
     verify_buffers,
 )
-from unified_cache.storage_backends.common.lru import page_bytes
-from unified_cache.storage_backends.protocol import PageIO
+from unified_cache.storage_backends.protocol import PageIO, page_bytes
 
 if TYPE_CHECKING:
     from unified_cache.storage_backends.wrappers.compression import PageCompressor
