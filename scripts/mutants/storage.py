@@ -88,15 +88,15 @@ STORAGE_MUTANTS = [
     Mutant(
         "a page of nobody known is everybody's",
         "storage_backends/wrappers/coded.py",
-        "return {identity: self._owners[identity] for identity in found}",
-        'return {page.label.identity: self._owners.get(page.label.identity, "*") for page in pages}',
+        "stored, page, self._owners.get(page.label.identity))",
+        'stored, page, self._owners.get(page.label.identity, "*"))',
         CODED_TESTS,
     ),
     Mutant(
         "a process that only reads keeps the keys it has",
         "storage_backends/wrappers/page_keys.py",
         'key_id: bytes) -> PageCipher | None:\n        """Return the key of that ID for pages of an identity; '
-        'None where its owner has no such key."""\n        self.refresh()\n',
+        'None where its owner has no such key."""\n        self._refresh()\n',
         "key_id: bytes) -> PageCipher | None:\n",
         CODED_TESTS,
     ),

@@ -30,7 +30,7 @@ from unified_cache.core.errors import ConfigError, StorageError, did_you_mean, w
 from unified_cache.core.extras import import_with_extra
 from unified_cache.core.sizes import parse_bytes
 from unified_cache.storage_backends.protocol import Store
-from unified_cache.storage_backends.wrappers.coded import coded
+from unified_cache.storage_backends.wrappers.coded import CodedStorage
 from unified_cache.storage_backends.wrappers.page_coding import CodingChoice, PageCoder
 
 __all__ = ["open_storage"]
@@ -82,7 +82,14 @@ def open_storage(url: str, *, bytes_max: str | int | None = None, must_write: bo
             if must_write:
                 raise StorageError(f"{without_secrets(url)} may not be written by this process", retryable=False)
             logger.warning("%s may not be written by this process: it is read, nothing is put", without_secrets(url))
-        return coded(backend, choice)
+        if backend.lengths(()) is not None:
+            return CodedStorage(backend, choice) if choice is not None or backend.capability().durable else backend
+        if choice is None:
+            return backend
+        raise ConfigError(
+            f"compress= and keys= need a store that says how long its objects are, {type(backend).__name__} does not; "
+            f"where it is a service, give them to the service"
+        )
     except BaseException:
         backend.close()
         raise

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from threading import Lock
 
-from unified_cache.core.errors import ConfigError, StorageError
+from unified_cache.core.errors import StorageError
 from unified_cache.core.seal import HEADER_BYTES, Label, may_be_coded
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.storage_backends.manifest import is_sound, owner_of
@@ -45,22 +45,6 @@ LEFT = frozenset({Undecoded.UNENCRYPTED, Undecoded.NO_KEY, Undecoded.NO_CODEC, U
 """Objects that somebody else may be able to read: they stay, until the page is put again."""
 
 
-def coded(backend: Store, choice: CodingChoice | None) -> Store:
-    """Put the layer over a store that asks for it, or that may hold coded pages of others.
-
-    Raises:
-        ConfigError: the store does not say how long its objects are, or the choice cannot be made.
-    """
-    if backend.lengths(()) is not None:
-        return CodedStorage(backend, choice) if choice is not None or backend.capability().durable else backend
-    if choice is None:
-        return backend
-    raise ConfigError(
-        f"compress= and keys= need a store that says how long its objects are, {type(backend).__name__} does not; "
-        f"where it is a service, give them to the service"
-    )
-
-
 class CodedStorage(StorageLayer):
     """Store pages compressed, encrypted or both, and read them however they were stored, removing what is no page.
 
@@ -77,7 +61,7 @@ class CodedStorage(StorageLayer):
         self._unreadable: set[Label] = set()
         """Objects that cannot be read here; with one more than ``UNREADABLE_MAX`` all are forgotten."""
         self._clock = clock
-        self._tried = (clock(), 0)
+        self._forgotten_s = clock()
         self._owners: OrderedDict[bytes, str] = OrderedDict()
         self._counts: Counter[Undecoded] = Counter()
         self._guard = Lock()
@@ -112,16 +96,6 @@ class CodedStorage(StorageLayer):
                 while len(self._owners) > OWNERS_MAX:
                     self._owners.popitem(last=False)
 
-    def _owners_of(self, pages: Iterable[PageIO]) -> dict[bytes, str]:
-        """Return the owners of the identities of some pages, as far as they are known, and keep them."""
-        if not self._coder.is_encrypting:
-            return {}
-        with self._guard:
-            found = {page.label.identity for page in pages} & self._owners.keys()
-            for identity in found:
-                self._owners.move_to_end(identity)
-            return {identity: self._owners[identity] for identity in found}
-
     def manifests(self) -> dict[bytes, Manifest | None] | None:
         """Return the manifest of every identity; one under its own digest says whose the pages are."""
         found = super().manifests()
@@ -131,12 +105,10 @@ class CodedStorage(StorageLayer):
         return found
 
     def _forget_unreadable(self) -> None:
-        """Forget what could not be read, ``FORGOTTEN_S`` after the last time, and as soon as keys were read again."""
-        now_s, readings_count = self._clock(), self._coder.refresh()
-        tried_s, tried_readings_count = self._tried
-        if now_s - tried_s >= FORGOTTEN_S or readings_count != tried_readings_count:
-            self._tried = (now_s, readings_count)
+        """Forget what could not be read, ``FORGOTTEN_S`` after the last time."""
+        if self._clock() - self._forgotten_s >= FORGOTTEN_S:
             with self._guard:
+                self._forgotten_s = self._clock()
                 self._unreadable.clear()
 
     def exists(self, labels: Sequence[Label]) -> list[Answer]:
@@ -174,7 +146,7 @@ class CodedStorage(StorageLayer):
             for number in left:
                 answers[number] = Answer.UNAVAILABLE
             return []  # the other pages of the batch have their answers
-        assert lengths is not None, "``coded`` has asked whether the store says how long its objects are"
+        assert lengths is not None, "a store that does not say is not coded, see ``open_storage``"
         for number, length in zip(left, lengths, strict=True):
             page, wanted = pages[number], page_bytes(pages[number])
             if length is None:
@@ -188,12 +160,11 @@ class CodedStorage(StorageLayer):
             else:
                 refused[number] = Undecoded.UNENCRYPTED if length == wanted else Undecoded.DAMAGED
         found = self._backend.get(list(objects.values())) if objects else ()
-        owners = self._owners_of(objects.values())
         for number, answer in zip(objects, found, strict=True):
             answers[number], page = answer, pages[number]
             if answer is Answer.HIT and objects[number] is not page:
                 (stored,) = objects[number].buffers
-                reason = self._coder.decode(stored, page, owners.get(page.label.identity))
+                reason = self._coder.decode(stored, page, self._owners.get(page.label.identity))
                 if reason is not None:
                     refused[number] = reason
         return self._refuse(pages, refused, answers) if refused else []
@@ -213,26 +184,20 @@ class CodedStorage(StorageLayer):
             self._unreadable.update(pages[number].label for number in left if refused[number] is not Undecoded.NO_OWNER)
         return [pages[number].label for number in refused if number not in left]
 
-    def _take_unreadable(self, labels: Sequence[Label]) -> list[Label]:
-        """Return those labels that are known to be unreadable here, and forget them."""
-        with self._guard:
-            found = [label for label in labels if label in self._unreadable]
-            self._unreadable.difference_update(found)
-        return found
-
     def put(self, pages: Sequence[PageIO], level: Level) -> list[Answer]:
         """Store pages; those whose owner has no key are declined. What could not be read here is replaced."""
         if not self._coder.is_coding:
             return self._backend.put(pages, level)
-        owners = self._owners_of(pages)
-        encoded = [self._coder.encode(page, owners.get(page.label.identity)) for page in pages]
+        encoded = [self._coder.encode(page, self._owners.get(page.label.identity)) for page in pages]
         objects = [each for each in encoded if each is not None]
         self._count(
-            Undecoded.NO_KEY if page.label.identity in owners else Undecoded.NO_OWNER
+            Undecoded.NO_KEY if page.label.identity in self._owners else Undecoded.NO_OWNER
             for page, each in zip(pages, encoded, strict=True)
             if each is None
         )
-        unreadable = self._take_unreadable([each.label for each in objects])
+        with self._guard:
+            unreadable = [each.label for each in objects if each.label in self._unreadable]
+            self._unreadable.difference_update(unreadable)
         if unreadable:
             self._backend.remove(unreadable)
         answers = iter(self._backend.put(objects, level))

@@ -2,9 +2,7 @@
 
     get ──> breaker ──> deadline ──> retries ──> store
 
-All tries of a call share its deadline, and each is given what is left of it: neither tries here nor those of a store
-that makes its own make a call longer. One that hangs is never made again over buffers that are still in use. The
-breaker is outside: a fault that a second try cures is none.
+The breaker is outside: a fault that a second try cures is none.
 
 On most threads a call is handed over to a thread of the guard's own, and the caller waits for it. On a thread that
 runs a ``BoundedCall``, which somebody else waits for anyway, it runs in place, as a ``StoreStep`` of that.
@@ -32,11 +30,14 @@ from unified_cache.storage_backends.common.bounded_call import (
     current_call,
 )
 from unified_cache.storage_backends.common.breaker import Admission, Backoff, CircuitBreaker
-from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, Store
+from unified_cache.storage_backends.protocol import Answer, Capability, Store
 from unified_cache.storage_backends.wrappers.layer import Method, StorageLayer, check_answers
 
 DECLARATION_S = 60.0
 """Longest wait for a store to say what it can do, and with it how long its other calls may take."""
+
+RETRIED = frozenset({Method.EXISTS, Method.GET, Method.PUT})
+"""Calls that are made again: those for pages."""
 
 Result = TypeVar("Result")
 
@@ -49,11 +50,11 @@ def declared_capability(backend: Store, clock: Clock = time.monotonic) -> Capabi
 class StorageGuard(StorageLayer):
     """A store that answers in time, is asked again where a fault may pass, and is paused where it keeps failing.
 
-    **Deadline.** A call waits at most ``deadline_s``, or what is left to the call that it is a part of; its tries, the
-    pauses between them and the wait for a free place among ``calls_max`` included. One that misses it raises
-    StorageTimeoutError, goes on, and may still read or fill its buffers: the error carries the call, which tells when
-    it has returned. At most ``calls_max`` calls are in flight, stuck ones included. Once all of them are stuck, further
-    calls raise StorageError at once and are not started: their buffers are free.
+    **Deadline.** A call waits at most ``deadline_s``, or what is left to the call that it is a part of. That includes
+    its tries, each of which is given what is left, the pauses between them, and the wait for a free place among
+    ``calls_max``. One that misses it raises StorageTimeoutError, goes on, and may still read or fill its buffers: the
+    error carries the call, which tells when it has returned. At most ``calls_max`` calls are in flight, stuck ones
+    included. Once all of them are stuck, further calls raise StorageError and are not started: their buffers are free.
 
     **Retries.** ``exists``, ``get`` and ``put`` are tried again, after a pause, when they fail in a way that may pass.
     A pause is shortened by up to a half at random, so that callers do not come back together. A declined put, a miss,
@@ -109,25 +110,13 @@ class StorageGuard(StorageLayer):
         capability = self._within(self._due_s(), Method.CAPABILITY, self._backend.capability, None)
         return replace(capability, bounded=False)
 
-    def exists(self, labels: Sequence[Label]) -> list[Answer]:
-        """Ask the wrapped backend, again if need be."""
-        return self._asked(Method.EXISTS, len(labels), partial(self._backend.exists, labels))
-
-    def get(self, pages: Sequence[PageIO]) -> list[Answer]:
-        """Fill each page's buffers, again if need be."""
-        return self._asked(Method.GET, len(pages), partial(self._backend.get, pages))
-
-    def put(self, pages: Sequence[PageIO], level: Level) -> list[Answer]:
-        """Store pages, again if need be; a page that was stored by a call that failed, too."""
-        return self._asked(Method.PUT, len(pages), partial(self._backend.put, pages, level))
-
     def touch(self, labels: Sequence[Label]) -> None:
         """Make pages recent; none while the breaker is open."""
-        self._unless_paused(Method.TOUCH, partial(self._backend.touch, labels), None)
+        self._call(Method.TOUCH, partial(self._backend.touch, labels), lambda: None)
 
     def remove(self, labels: Sequence[Label]) -> int:
         """Remove objects; none while the breaker is open."""
-        return self._unless_paused(Method.REMOVE, partial(self._backend.remove, labels), 0)
+        return self._call(Method.REMOVE, partial(self._backend.remove, labels), lambda: 0)
 
     def close(self, timeout_s: float | None = None) -> None:
         """Refuse calls, let those in flight return, close the wrapped backend; wait ``timeout_s`` or the deadline.
@@ -136,65 +125,57 @@ class StorageGuard(StorageLayer):
         which names the calls that hang. Calling it again waits again.
         """
         bound_s = self.deadline_s if timeout_s is None else timeout_s
-        until_s = time.monotonic() + bound_s
         with self._changed:
             self._closed = True
-            self._close_when_idle()
+            if self._closing is None:
+                threads = CallThreads("storage-close", 1, clock=self._clock)
+                self._closing = threads.submit(self._close_when_idle, name=Method.CLOSE.value)
+                threads.close(0)
             self._changed.notify_all()
         self._threads.withdraw_waiting()
         self._threads.close(0)
-        with self._changed:
-            if not self._changed.wait_for(lambda: self._closing is not None, bound_s):
-                message = f"the store was not closed within {bound_s} s: {self._named(self._in_flight)}"
-                raise StorageTimeoutError(message, self._in_flight[0].call)
-        assert self._closing is not None
-        left_s = max(until_s - time.monotonic(), 0.0)
-        if not self._closing.settle(left_s):
-            message = f"the store was not closed within {bound_s} s: {Method.CLOSE.value} for {left_s:.1f} s"
-            raise StorageTimeoutError(message, self._closing)
+        if not self._closing.settle(bound_s):
+            with self._lock:
+                late = [step.call for step in self._in_flight] or [self._closing]
+            raise StorageTimeoutError(f"the store was not closed within {bound_s} s: {self._named(late)}", late[0])
         error = self._closing.take_error()
         if error is not None:
             raise error
 
-    def _call(self, method: Method, work: Callable[[], Result]) -> Result:
-        admission = self._admit(method)
-        if admission is None:
-            message = f"the store is paused after {self.breaker.failures_max} failures"
-            raise StorageError(message, retryable=True)
-        with admission:
-            return self._within(self._due_s(), method, work, admission)
+    def _close_when_idle(self) -> None:
+        """Close the wrapped backend once no call is in flight; on a thread of its own."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._in_flight)
+        self._backend.close()
 
-    def _unless_paused(self, method: Method, work: Callable[[], Result], otherwise: Result) -> Result:
-        admission = self._admit(method)
-        if admission is None:
-            return otherwise
-        with admission:
-            return self._within(self._due_s(), method, work, admission)
+    def _ask(self, method: Method, asked_count: int, work: Callable[[], list[Answer]]) -> list[Answer]:
+        """Make a call for pages, again if need be; a put, too, of pages that were stored by a call that failed."""
 
-    def _due_s(self) -> float:
-        """Return when a call that begins now is late."""
-        call, due_s = current_call(), self._clock() + self.deadline_s
-        if call is None:
-            return due_s
-        return min(due_s, call.due_s) if call.step is None else min(due_s, call.due_s, call.step.due_s)
+        def checked() -> list[Answer]:
+            answers = work()
+            check_answers(self._backend, method, answers, asked_count)
+            return answers
 
-    def _admit(self, method: Method) -> Admission | None:
+        return self._call(method, checked, lambda: [Answer.UNAVAILABLE] * asked_count)
+
+    def _call(self, method: Method, work: Callable[[], Result], paused: Callable[[], Result] | None = None) -> Result:
+        """Make a call, once more after a pause where a fault of one for pages may pass, as long as there is time.
+
+        Return what ``paused`` does while the breaker is open; without it, raise StorageError.
+        """
         if self._closed:
             raise ClosedError("this guarded store was closed")
-        return self.breaker.admit(method.value)
-
-    def _asked(self, method: Method, asked_count: int, ask: Callable[[], list[Answer]]) -> list[Answer]:
-        """Make a call for pages, and once more after a pause where a fault may pass, as long as there is time."""
-        admission, due_s = self._admit(method), self._due_s()
+        admission, due_s = self.breaker.admit(method.value), self._due_s()
         if admission is None:
-            return [Answer.UNAVAILABLE] * asked_count
-        pauses_s = iter(self._pauses_s)
+            if paused is not None:
+                return paused()
+            message = f"the store is paused after {self.breaker.failures_max} failures"
+            raise StorageError(message, retryable=True)
+        pauses_s = iter(self._pauses_s if method in RETRIED else ())
         with admission:
             while True:
                 try:
-                    answers = self._within(due_s, method, ask, admission)
-                    check_answers(self._backend, method, answers, asked_count)
-                    return answers
+                    return self._within(due_s, method, work, admission)
                 except StorageTimeoutError:
                     raise
                 except StorageError as error:
@@ -204,6 +185,13 @@ class StorageGuard(StorageLayer):
                 self._sleep(pause_s)
                 with self._lock:
                     self.retries_count += 1
+
+    def _due_s(self) -> float:
+        """Return when a call that begins now is late."""
+        call, due_s = current_call(), self._clock() + self.deadline_s
+        if call is None:
+            return due_s
+        return min(due_s, call.due_s) if call.step is None else min(due_s, call.due_s, call.step.due_s)
 
     def _within(self, due_s: float, method: Method, work: Callable[[], Result], admission: Admission | None) -> Result:
         """Make one call of the store that is late at ``due_s``, as a step of the ``BoundedCall`` that this thread runs.
@@ -239,8 +227,6 @@ class StorageGuard(StorageLayer):
                 with self._lock:
                     is_place_free = len(self._in_flight) == self._calls_max
                     self._in_flight.remove(step)
-                    if self._closed:
-                        self._close_when_idle()
                     if is_place_free or self._closed:
                         self._changed.notify_all()
 
@@ -251,15 +237,8 @@ class StorageGuard(StorageLayer):
     def _not_started(self, method: Method) -> StorageError | ClosedError:
         if self._closed:
             return ClosedError("this guarded store was closed")
-        calls = self._named(self._in_flight)
+        calls = self._named(step.call for step in self._in_flight)
         return StorageError(f"{method.value} was not started, no thread is free: {calls}", retryable=True)
-
-    def _close_when_idle(self) -> None:
-        """Once closed and idle, close the backend on a thread of its own."""
-        if not self._in_flight and self._closing is None:
-            threads = CallThreads("storage-close", 1, clock=self._clock)
-            self._closing = threads.submit(self._backend.close, name=Method.CLOSE.value)
-            threads.close(0)
 
     def _record_late(self, admission: Admission | None) -> None:
         """Count a call that is given up as a failure now; how it ends, if ever, counts for nothing."""
@@ -268,6 +247,6 @@ class StorageGuard(StorageLayer):
         if admission is not None:
             self.breaker.record_outcome(admission, failed=True)
 
-    def _named(self, calls: Iterable[StoreStep]) -> str:
+    def _named(self, calls: Iterable[BoundedCall[object]]) -> str:
         now_s = self._clock()
         return ", ".join(f"{call.name} for {now_s - call.started_s:.1f} s" for call in calls)

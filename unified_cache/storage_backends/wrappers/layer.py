@@ -58,7 +58,7 @@ PUTS = (Answer.STORED, Answer.DECLINED, Answer.UNAVAILABLE)
 
 
 class StorageLayer(Store):
-    """Pass every call of a store on to the wrapped one, which it closes; by ``_call``.
+    """Pass every call of a store on to the wrapped one, which it closes; by ``_call``, and those for pages by ``_ask``.
 
     But for ``lengths`` and ``memory_reader``, which go past what a layer does: it has none unless it says so.
     """
@@ -75,17 +75,21 @@ class StorageLayer(Store):
         """Make one call to the wrapped backend; a layer that does something about every call overrides this."""
         return work()
 
+    def _ask(self, method: Method, asked_count: int, work: Callable[[], list[Answer]]) -> list[Answer]:
+        """Make one call that has an answer for each page."""
+        return self._call(method, work)
+
     def capability(self) -> Capability:
         """Return what the wrapped backend can do."""
         return self._call(Method.CAPABILITY, self._backend.capability)
 
     def exists(self, labels: Sequence[Label]) -> list[Answer]:
         """Ask the wrapped backend."""
-        return self._call(Method.EXISTS, partial(self._backend.exists, labels))
+        return self._ask(Method.EXISTS, len(labels), partial(self._backend.exists, labels))
 
     def get(self, pages: Sequence[PageIO]) -> list[Answer]:
         """Fill each page's buffers."""
-        return self._call(Method.GET, partial(self._backend.get, pages))
+        return self._ask(Method.GET, len(pages), partial(self._backend.get, pages))
 
     def scan(self, identity: bytes, cursor: str = "") -> Scan:
         """List objects of the wrapped backend."""
@@ -109,7 +113,7 @@ class StorageLayer(Store):
 
     def put(self, pages: Sequence[PageIO], level: Level) -> list[Answer]:
         """Store pages."""
-        return self._call(Method.PUT, partial(self._backend.put, pages, level))
+        return self._ask(Method.PUT, len(pages), partial(self._backend.put, pages, level))
 
     def touch(self, labels: Sequence[Label]) -> None:
         """Make pages recent in the wrapped backend."""
@@ -179,10 +183,6 @@ class VerifiedStorage(StorageLayer):
         """Pages found flawed so far; a copy, flaws never seen are absent."""
         with self._guard:
             return dict(self._flaws_count)
-
-    def exists(self, labels: Sequence[Label]) -> list[Answer]:
-        """Ask the wrapped backend."""
-        return self._backend.exists(labels)
 
     def get(self, pages: Sequence[PageIO]) -> list[Answer]:
         """Fill each page's buffers; HIT only where they hold the page of its label, or where there are none."""

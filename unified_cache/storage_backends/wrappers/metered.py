@@ -1,12 +1,10 @@
 """A wrapper that counts bytes, errors and latencies, for Prometheus; it needs the ``metrics`` extra."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from unified_cache.core.extras import needs_extra
-from unified_cache.core.seal import Label
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO, Store, page_bytes
 from unified_cache.storage_backends.wrappers.layer import Method, StorageLayer
 
@@ -60,36 +58,24 @@ class MeteredStorage(StorageLayer):
         self._store = store
         self._clock = clock
 
-    def exists(self, labels: Sequence[Label]) -> list[Answer]:
-        """Ask the wrapped backend."""
-        with self._timed(Method.EXISTS):
-            return self._backend.exists(labels)
-
     def get(self, pages: Sequence[PageIO]) -> list[Answer]:
         """Fill each page's buffers."""
-        with self._timed(Method.GET):
-            hits = self._backend.get(pages)
+        hits = super().get(pages)
         self._count_bytes(Method.GET, pages, hits)
         return hits
 
     def put(self, pages: Sequence[PageIO], level: Level) -> list[Answer]:
         """Store pages; those that exist count as stored, bytes included."""
-        with self._timed(Method.PUT):
-            stored = self._backend.put(pages, level)
+        stored = super().put(pages, level)
         self._count_bytes(Method.PUT, pages, stored)
         return stored
 
     def _call(self, method: Method, work: Callable[[], Result]) -> Result:
-        with self._timed(method):
-            return work()
-
-    @contextmanager
-    def _timed(self, method: Method) -> Iterator[None]:
         """Measure how long a call takes, and count what it raises."""
         metrics, store = self._metrics, self._store
         started_s = self._clock()
         try:
-            yield
+            return work()
         except BaseException as error:
             metrics.errors.labels(store, method.value, type(error).__name__).inc()
             raise

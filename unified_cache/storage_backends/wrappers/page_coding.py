@@ -120,10 +120,6 @@ class PageCoder:
         """Whether pages are encrypted, so that no other is believed."""
         return self._keys is not None
 
-    def refresh(self) -> int:
-        """Read the keys again if that is due; return how often they were, 0 without keys."""
-        return 0 if self._keys is None else self._keys.refresh()
-
     def encode(self, page: PageIO, owner: str | None) -> PageIO | None:
         """Return the object for a page: itself where it is to be stored as it is, None where its owner has no key."""
         label, buffers, _ = page

@@ -98,25 +98,23 @@ class PageKeys:
         self._read_s = clock()
         self._asked_s = self._read_s - UNKNOWN_RELOADED_S
         self._failing_s: float | None = None
-        self._readings_count = 0
         self._ciphers: dict[tuple[bytes, bytes], PageCipher] = {}
         self._reading = Lock()
 
-    def refresh(self) -> int:
-        """Read the text again if that is due; return how often it was, for who remembers what no key opened."""
+    def _refresh(self) -> None:
+        """Read the text again if that is due."""
         if self._is_old():
             self._reload(self._is_old)
-        return self._readings_count
 
     def writing(self, identity: bytes, owner: str | None) -> PageCipher | None:
         """Return the newest key for pages of an identity; None where its owner has none, or nobody knows the owner."""
-        self.refresh()
+        self._refresh()
         keys = self._of(identity, owner)
         return self._cipher_of(next(reversed(keys)), keys, identity) if keys else None
 
     def reading(self, identity: bytes, owner: str | None, key_id: bytes) -> PageCipher | None:
         """Return the key of that ID for pages of an identity; None where its owner has no such key."""
-        self.refresh()
+        self._refresh()
         keys = self._of(identity, owner)
         if key_id not in keys:
             self._reload(self._may_ask)
@@ -166,8 +164,6 @@ class PageKeys:
             elif began_s - self._failing_s > STALE_S_MAX and self._keys:
                 self._keys, self._ciphers = {}, {}
                 logger.warning("%s; none holds any more", error)
-        finally:
-            self._readings_count += 1
 
     def _parsed(self) -> _Keys:
         try:
