@@ -7,6 +7,8 @@ It stands before any store, one in memory unless said otherwise, and passes on w
     store.before[Method.CLOSE] = may_close.wait                                  close returns when the test lets it
     store.failing = {Method.PUT}                                                 as long as it stands there
     store.answers[Method.PUT] = Answer.DECLINED                                  for every object
+    store.answers[Method.GET] = [True, None]                                     whatever it is, and no call is made
+    store.claims["call_bytes"] = 1 << 26                                         of what it says it can do
     store.vanishing = {label}                                                    it says it has, and does not bring
 
     ScriptedStorage(plan=ScriptedFaults({0: StorageFault.HANG}))                 the first call, until ``release``
@@ -28,7 +30,7 @@ from enum import Enum
 from itertools import count
 from pathlib import Path
 from threading import Condition, Lock
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, cast
 
 from unified_cache.core.errors import StorageError
 from unified_cache.core.seal import Label
@@ -196,7 +198,8 @@ class ScriptedStorage(StorageLayer):
         self.failing: set[Method] = set()
         self.before: dict[Method, Act] = {}
         self.after: dict[Method, Act] = {}
-        self.answers: dict[Method, Answer] = {}
+        self.answers: dict[Method, object] = {}
+        self.claims: dict[str, object] = {}
         self.calls_count = 0
         """Calls so far, which is the number of the next one."""
         self._plan = plan
@@ -265,7 +268,8 @@ class ScriptedStorage(StorageLayer):
     def capability(self) -> Capability:
         """Say what the wrapped backend can do, never faulty; any call may wait, whatever is wrapped."""
         found = self._backend.capability()
-        return replace(found, bounded=False, exists_costs_io=found.exists_costs_io or self._plan is not None)
+        costs_io = found.exists_costs_io or self._plan is not None
+        return replace(found, **{"bounded": False, "exists_costs_io": costs_io, **self.claims})  # type: ignore[arg-type]
 
     def exists(self, labels: Sequence[Label]) -> list[Answer]:
         return self._answered(Method.EXISTS, labels, lambda _: self._backend.exists(labels))
@@ -292,8 +296,14 @@ class ScriptedStorage(StorageLayer):
     def _answered(
         self, method: Method, labels: Sequence[Label], work: Callable[[StorageFault | None], list[Answer]]
     ) -> list[Answer]:
-        call, said = StoreCall(method, tuple(labels)), self.answers.get(method)
-        answers = self._made(call, work if said is None else lambda _: [said] * len(labels))
+        call = StoreCall(method, tuple(labels))
+        if method in self.answers:
+            said = self.answers[method]
+            if not isinstance(said, Answer):
+                return cast("list[Answer]", self._made(call, lambda _: said))
+            answers = self._made(call, lambda _: [said] * len(labels))
+        else:
+            answers = self._made(call, work)
         call.answers = tuple(answers)
         self.known |= {label for label, answer in zip(labels, answers, strict=True) if answer}
         return answers

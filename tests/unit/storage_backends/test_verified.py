@@ -1,16 +1,16 @@
 """The verifying wrapper: no flawed page is ever a hit."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.support.store_calls import ScriptedStorage
 from unified_cache.core.seal import HEADER_BYTES, Flaw
 from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.memory import MemoryStorage
-from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO
-from unified_cache.storage_backends.wrappers.layer import VerifiedStorage
+from unified_cache.storage_backends.protocol import Answer, Level, PageIO
+from unified_cache.storage_backends.wrappers.layer import Method, VerifiedStorage
 from unified_cache.testing.storage_contract import PAGE_BYTES, blank_page, label, sealed_page
 
 
@@ -54,27 +54,17 @@ def test_the_log_names_a_flawed_page_as_stores_list_it(caplog: pytest.LogCapture
     assert record.getMessage().endswith(f": {label(1).identity.hex()}/{label(1).key.hex()}.{label(1).pool}")
 
 
-class LargeCalls(MemoryStorage):
-    """A store that wants large gets, and keeps the pages that it was asked for."""
-
-    def capability(self) -> Capability:
-        return replace(super().capability(), call_bytes=64 << 20)
-
-    def get(self, pages: Sequence[PageIO]) -> list[Answer]:
-        self.asked = list(pages)
-        return super().get(pages)
-
-
 @pytest.mark.parametrize(("pages_count", "is_summed"), [(4, True), (3, False)])
 def test_every_page_of_a_call_that_outgrows_the_caches_has_a_checksum_for_its_store(
     pages_count: int, is_summed: bool
 ) -> None:
-    backend = LargeCalls()
+    backend, checksums = ScriptedStorage(), set[int]()
+    backend.claims["call_bytes"] = 64 << 20
+    backend.before[Method.GET] = lambda: checksums.update(id(page.checksum) for page in backend.given if page.checksum)
     storage = VerifiedStorage(backend)
     pages = [sealed_page(label(number), 1 << 20) for number in range(pages_count)]
     storage.put(pages, Level.CACHED)
     assert storage.get([blank_page(page.label, 1 << 20) for page in pages]) == [Answer.HIT] * pages_count
-    checksums = {id(page.checksum) for page in backend.asked if page.checksum is not None}
     assert len(checksums) == pages_count * is_summed
 
 

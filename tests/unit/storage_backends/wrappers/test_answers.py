@@ -1,51 +1,28 @@
 """Answers that no store may give: an error that names the store, the method and the answer."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import closing
 
 import pytest
 from prometheus_client import CollectorRegistry
 
+from tests.support.store_calls import ScriptedStorage
 from tests.support.wrappers import blank, sealed
 from unified_cache.core.config import GuardConfig
 from unified_cache.core.errors import StorageError
-from unified_cache.core.seal import Label
 from unified_cache.core.settings.service import ServiceSettings
 from unified_cache.integrations.engine_store.interface import Unavailable
 from unified_cache.integrations.engine_store.store import EngineStore
 from unified_cache.service.store.guarded import GuardedStore
 from unified_cache.storage_backends.manifest import manifest_of
-from unified_cache.storage_backends.memory import MemoryStorage
-from unified_cache.storage_backends.protocol import Answer, Level, PageIO, Store
+from unified_cache.storage_backends.protocol import Answer, Level, Store
 from unified_cache.storage_backends.wrappers import Method, StorageGuard
 from unified_cache.storage_backends.wrappers.layer import VerifiedStorage
 from unified_cache.testing.storage_contract import LAYOUT, MODEL, label
 
 LABELS = [label(0), label(1)]
 HIT, STORED = Answer.HIT, Answer.STORED
-
-
-class Answering(MemoryStorage):
-    """A store that answers every call for pages by one object, whatever that is, and counts them."""
-
-    def __init__(self, answer: object) -> None:
-        super().__init__()
-        self._answer = answer
-        self.calls_count = 0
-
-    def exists(self, labels: Sequence[Label]) -> list[Answer]:
-        return self._answered()
-
-    def get(self, pages: Sequence[PageIO]) -> list[Answer]:
-        return self._answered()
-
-    def put(self, pages: Sequence[PageIO], level: Level) -> list[Answer]:
-        return self._answered()
-
-    def _answered(self) -> list[Answer]:
-        self.calls_count += 1
-        return self._answer  # type: ignore[return-value]
 
 
 CALLS: dict[str, Callable[[Store], object]] = {
@@ -73,36 +50,43 @@ def guarded(backend: Store) -> StorageGuard:
     return StorageGuard(backend, backend.capability(), GuardConfig(breaker_failures_max=3))
 
 
+def answering(answer: object) -> ScriptedStorage:
+    """Make a store that answers every call for pages by one object."""
+    store = ScriptedStorage()
+    store.answers = dict.fromkeys((Method.EXISTS, Method.GET, Method.PUT), answer)
+    return store
+
+
 @pytest.mark.parametrize(("method", "answer"), WRONG)
 def test_an_answer_that_a_method_cannot_give_is_an_error_that_names_store_method_and_answer(
     method: str, answer: object
 ) -> None:
-    backend = Answering(answer)
-    text = rf"Answering\.{method} must return a list of 2 answers, .*found {re.escape(repr(answer))}"
+    backend = answering(answer)
+    text = rf"MemoryStorage\.{method} must return a list of 2 answers, .*found {re.escape(repr(answer))}"
     with closing(guarded(backend)) as storage:
         for _ in range(3):
             with pytest.raises(StorageError, match=text) as caught:
                 CALLS[method](storage)
             assert not caught.value.retryable
-        assert backend.calls_count == 3, "it is not asked again, and left alone as one that fails"
+        assert len(backend.take()) == 3, "it is not asked again, and left alone as one that fails"
         assert CALLS[method](storage) == [Answer.UNAVAILABLE] * 2
-        assert backend.calls_count == 3
+        assert backend.take() == []
 
 
 @pytest.mark.parametrize("answer", [answer for method, answer in WRONG if method == "get"])
 def test_no_page_is_believed_to_be_read_that_was_not_verified(answer: object) -> None:
-    storage = VerifiedStorage(Answering(answer))
-    with pytest.raises(StorageError, match=r"Answering\.get must return"):
+    storage = VerifiedStorage(answering(answer))
+    with pytest.raises(StorageError, match=r"MemoryStorage\.get must return"):
         storage.get(blank([0, 1]))
 
 
 def open_bools(_rest: str, _bytes_max: int | None) -> Store:
-    return Answering([False, True])
+    return answering([False, True])
 
 
 BOOLS = f"{__name__}:open_bools"
 """URL of a store that answers as those of other systems do."""
-REFUSED = r"Answering\.exists must return a list of 2 answers"
+REFUSED = r"MemoryStorage\.exists must return a list of 2 answers"
 
 
 def test_a_service_checks_what_its_store_answers() -> None:

@@ -100,20 +100,6 @@ def test_a_page_is_stored_shorter_and_read_back_bit_by_bit_into_any_buffers(kind
         assert all(uncoded.exists([page.label for page in pages])), "what is not read as it is stays"
 
 
-class LengthsFail(MemoryStorage):
-    """A store that cannot say how long its objects are now."""
-
-    def lengths(self, labels: Sequence[Label]) -> list[int | None]:
-        raise StorageError("lengths failed", retryable=True)
-
-
-def test_a_page_of_which_nobody_can_say_whether_it_is_coded_is_unavailable_among_others() -> None:
-    there, unknown = page_of(label(0), noise(0)), page_of(label(1), noise(1))
-    with closing(CodedStorage(LengthsFail(), None)) as storage:
-        assert storage.put([there], Level.CACHED) == [Answer.STORED]
-        assert storage.get([blank_like(there), blank_like(unknown)]) == [Answer.HIT, Answer.UNAVAILABLE]
-
-
 PAYLOADS = st.one_of(
     st.binary(max_size=3000),
     st.builds(bf16_like, st.integers(0, 1 << 30), st.integers(1, 3000).map(lambda count: 2 * count)),
@@ -188,20 +174,18 @@ def test_stores_with_and_without_compression_read_each_others_pages(kind: StoreK
         assert storage.flaws_count == {}
 
 
-@pytest.mark.parametrize("are_lengths_known", [True, False])
-def test_a_page_that_a_store_does_not_give_now_costs_no_other_page_its_answer(are_lengths_known: bool) -> None:
+@pytest.mark.parametrize("others", [Answer.UNAVAILABLE, Answer.MISS])
+def test_a_page_that_a_store_does_not_give_now_costs_no_other_page_its_answer(others: Answer) -> None:
     class ResetStorage(MemoryStorage):
-        """A store that gives the first page of a batch, and fails for the others."""
+        """A store that gives the first page of a batch, and then fails."""
 
         asked_count = 0
 
         def get(self, pages: Sequence[PageIO]) -> list[Answer]:
             self.asked_count += len(pages)
-            return super().get(pages[:1]) + [Answer.UNAVAILABLE] * (len(pages) - 1)
+            return super().get(pages[:1]) + [others] * (len(pages) - 1)
 
         def lengths(self, labels: Sequence[Label]) -> list[int | None]:
-            if are_lengths_known:
-                return super().lengths(labels)
             raise StorageError("reset", retryable=True)
 
     backend = ResetStorage()

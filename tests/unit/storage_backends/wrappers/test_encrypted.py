@@ -3,6 +3,7 @@
 import logging
 import os
 import random
+import re
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -76,7 +77,8 @@ def test_no_run_of_16_bytes_of_any_payload_lies_in_any_file_of_the_store(
     files = [each for each in (tmp_path / "store").rglob("*") if each.is_file()]
     assert any(pages[0].label.key in each.read_bytes() for each in files), "names are in the clear"
     for each in files:
-        assert secret.isdisjoint(windows(each.read_bytes()))
+        for part in re.split(rb"\0{64,}", each.read_bytes()):
+            assert secret.isdisjoint(windows(part))
     with closing(VerifiedStorage(open_storage(url))) as storage:
         storage.register(manifest_of(MODEL, LAYOUT), {})
         assert [read_back(storage, page) for page in pages] == list(map(bytes_of, pages))
@@ -150,6 +152,9 @@ def test_200_forged_swapped_and_replayed_objects_are_misses_counted_and_put_agai
             expected[reason] = expected.get(reason, 0) + 1
             tried_count += 1
             assert layer.undecoded_counts == expected, name
+            # What another process may be able to read stays until the page is put.
+            stays = reason in (Undecoded.UNENCRYPTED, Undecoded.NO_KEY)
+            assert backend.exists([page.label]) == [Answer.HIT if stays else Answer.MISS], name
             assert storage.exists([page.label]) == [Answer.MISS], name
             assert storage.put([page], Level.CACHED) == [Answer.STORED], name
             assert read_back(storage, page) == bytes_of(page), name
@@ -223,22 +228,6 @@ def test_a_reader_without_keys_leaves_encrypted_pages_where_they_are(tmp_path: P
     assert read_back(bare, page) is Answer.UNAVAILABLE
     assert bare.undecoded_counts == {Undecoded.NO_KEY: 1}
     assert read_back(encrypted(backend, path), page) == bytes_of(page)
-
-
-def test_a_page_whose_key_is_lost_is_stored_again_under_the_new_one(tmp_path: Path) -> None:
-    path = key_file(tmp_path, f"* {LOST}")
-    backend = MemoryStorage()
-    page = page_of(label(1), bf16_like(1))
-    encrypted(backend, path).put([page], Level.CACHED)
-    key_file(tmp_path, f"* {NEW}")
-    storage = encrypted(backend, path)
-    assert storage.exists([page.label]) == [Answer.HIT]
-    assert read_back(storage, page) is Answer.MISS
-    assert backend.exists([page.label]) == [Answer.HIT], "it stays until the page is put: another process may have it"
-    assert storage.exists([page.label]) == [Answer.MISS]
-    assert storage.put([page], Level.CACHED) == [Answer.STORED]
-    assert read_back(storage, page) == bytes_of(page)
-    assert storage.undecoded_counts == {Undecoded.NO_KEY: 1}
 
 
 def test_what_is_remembered_of_objects_of_others_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -363,20 +352,6 @@ def test_a_key_that_comes_after_the_first_page_with_it_is_believed_10_s_later_by
         reader.put([other], Level.CACHED)
     assert reader.exists([page.label]) == [Answer.HIT]
     assert read_back(reader, page) == bytes_of(page)
-
-
-def test_a_page_that_another_process_stored_again_is_found_10_s_later(tmp_path: Path) -> None:
-    path = key_file(tmp_path, f"* {OLD}")
-    backend, clock = MemoryStorage(), ManualClock()
-    page = page_of(label(1), bf16_like(1))
-    replace_object(backend, page.label, bytes_of(page))
-    reader = encrypted(backend, path, clock=clock)
-    assert read_back(reader, page) is Answer.MISS
-    assert reader.exists([page.label]) == [Answer.MISS]
-    backend.remove([page.label])
-    encrypted(backend, path).put([page], Level.CACHED)
-    clock.sleep(coded.FORGOTTEN_S)
-    assert reader.exists([page.label]) == [Answer.HIT]
 
 
 def test_keys_whose_text_cannot_be_read_hold_for_a_minute(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -2,11 +2,9 @@
 
 import gc
 import logging
-import random
 import threading
 import time
 import weakref
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from threading import Event
@@ -29,7 +27,6 @@ from unified_cache.core.errors import (
     StorageFullError,
     StorageTimeoutError,
 )
-from unified_cache.core.seal import Label
 from unified_cache.storage_backends.common.bounded_call import CallThreads, run_here, time_left_s
 from unified_cache.storage_backends.common.breaker import Backoff, BreakerState, CircuitBreaker
 from unified_cache.storage_backends.manifest import manifest_of
@@ -39,35 +36,13 @@ from unified_cache.storage_backends.wrappers import Method, StorageGuard
 from unified_cache.testing.storage_contract import LAYOUT, MODEL, blank_page, bytes_of, label, sealed_page
 
 
-class UnlistedStorage(MemoryStorage):
-    """Does not list what it has, as a store that has no more than the four methods of one."""
-
-    scan = Store.scan
-
-
-def test_what_a_store_does_not_offer_pauses_it_for_nobody() -> None:
-    storage = StorageGuard(UnlistedStorage(None), MemoryStorage(None).capability(), GuardConfig())
-    for _ in range(20):
-        with pytest.raises(NotOfferedError):
-            storage.scan(label(0).identity)
-    assert storage.breaker.state is BreakerState.CLOSED
-    storage.close()
-
-
-class NotedThreads(MemoryStorage):
-    """Keeps the threads that ask what it has."""
-
-    def exists(self, labels: Sequence[Label]) -> list[Answer]:
-        self.asking = threading.get_ident()
-        return super().exists(labels)
-
-
 @pytest.mark.parametrize("may_wait", [False, True])
 def test_a_store_that_never_waits_is_called_by_who_asks_and_any_other_by_a_thread_of_the_guard(may_wait: bool) -> None:
-    store = NotedThreads(None)
+    store, asking = ScriptedStorage(), list[int]()
+    store.before[Method.EXISTS] = lambda: asking.append(threading.get_ident())
     storage = StorageGuard(store, replace(store.capability(), bounded=not may_wait), GuardConfig())
     assert storage.exists([label(0)]) == [Answer.MISS]
-    assert (store.asking != threading.get_ident()) is may_wait
+    assert (asking != [threading.get_ident()]) is may_wait
     storage.close()
 
 
@@ -525,6 +500,7 @@ def test_the_warning_of_a_breaker_names_the_store_and_the_calls_that_failed(capl
         (OSError("what a third party's store lets through"), True),
         (KeyboardInterrupt(), True),
         (StorageFullError("full"), False),
+        (NotOfferedError("it does not list what it has"), False),
         (InputError("a cursor that is none"), False),
     ],
 )
@@ -544,24 +520,13 @@ def test_a_backoff_doubles_up_to_its_bound_however_often() -> None:
             make()
 
 
-class Switched:
-    """A plan whose next call goes wrong or not as the test says."""
-
-    def __init__(self) -> None:
-        self.fails = False
-
-    def fault_of(self, number: int, method: Method) -> StorageFault | None:
-        return StorageFault.FAIL if self.fails else None
-
-
 class BreakerMachine(RuleBasedStateMachine):
     """The breaker against a model of three numbers: failures in a row, openings in a row, and when to probe."""
 
     @initialize(failures_max=st.integers(1, 4))
     def begin(self, failures_max: int) -> None:
         self.clock = ManualClock()
-        self.plan = Switched()
-        self.faulty = ScriptedStorage(MemoryStorage(), self.plan, random.Random(0))
+        self.faulty = ScriptedStorage()
         self.storage = breaking(self.faulty, failures_max, self.clock)
         self.failures_max = failures_max
         self.failures = self.openings = self.asked = self.refused = self.changes = 0
@@ -576,7 +541,7 @@ class BreakerMachine(RuleBasedStateMachine):
 
     @rule(fails=st.booleans())
     def a_page_is_put(self, fails: bool) -> None:
-        self.plan.fails = fails
+        self.faulty.failing = {Method.PUT} if fails else set()
         if self.probe_at_s is not None and self.clock.now_s < self.probe_at_s:
             assert self.storage.put(sealed([1]), Level.CACHED) == [Answer.UNAVAILABLE]
             self.refused += 1
@@ -590,7 +555,7 @@ class BreakerMachine(RuleBasedStateMachine):
             self.probe_at_s = None
             self.changes += probing
             return
-        with pytest.raises(StorageError, match="on purpose"):
+        with pytest.raises(StorageError, match="out of order"):
             self.storage.put(sealed([1]), Level.CACHED)
         self.failures += 1
         if probing or self.failures >= self.failures_max:
@@ -603,7 +568,7 @@ class BreakerMachine(RuleBasedStateMachine):
         assert self.storage.breaker.state is (BreakerState.CLOSED if self.probe_at_s is None else BreakerState.OPEN)
         assert self.storage.breaker.changes_count == self.changes
         assert self.storage.breaker.refused_count == self.refused
-        assert self.faulty.calls_count == self.asked
+        assert len(self.faulty.noted) == self.asked
 
 
 TestBreakerAgainstItsModel = BreakerMachine.TestCase
