@@ -57,6 +57,23 @@ def test_prompts_of_bigrams_are_found_only_as_such(tmp_path: Path) -> None:
         assert ask(*command, one, "--namespace", "bigrams=yes").status == 0
 
 
+@pytest.mark.parametrize(
+    "target", ["file:./store", "packed:link", "file:store/copy", "file:.", "file:store?free=0#compress=lossless"]
+)
+def test_a_store_is_not_copied_into_itself_nor_into_a_directory_within(
+    target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    fill(open_store("file", Path("store")), LAYOUTS["full"], PROMPTS)
+    Path("link").symlink_to("store")
+    before = sorted(tmp_path.rglob("*"))
+    for command in (("backup", "file:store", target), ("prefetch", "file:store", "--into", target, "--tokens", "none")):
+        said = ask(*command)
+        assert (said.status, said.out, said.err.count("\n")) == (2, "", 1)
+        assert "must be two stores" in said.error
+    assert sorted(tmp_path.rglob("*")) == before
+
+
 def test_a_packed_store_that_is_open_elsewhere_is_read_and_fails_what_would_change_it_in_one_line(
     tokens_file: Path, tmp_path: Path
 ) -> None:

@@ -41,6 +41,7 @@ from unified_cache.storage_backends.offline.copying import (
 from unified_cache.storage_backends.offline.prompts import read_prompts
 from unified_cache.storage_backends.offline.stores import (
     StoredIdentity,
+    check_apart,
     choose,
     is_absent,
     open_pages_to_read,
@@ -175,8 +176,7 @@ class PrefetchCommand(JsonOptions, NamespaceOptions):
 
 def _opened(source_url: str, target_url: str) -> Store:
     """Open the source. The target is opened when everything else is known to be right: until then nothing is made."""
-    if source_url == target_url:
-        raise ConfigError(f"SRC and DST must differ, found {without_secrets(source_url)} twice")
+    check_apart(source_url, target_url)
     return open_in_time(open_pages_to_read, source_url)
 
 

@@ -98,14 +98,20 @@ class Bucket:
             obstore.put(self._store, name, content, use_multipart=False)
 
     def remove(self, names: Sequence[str]) -> None:
-        """Remove objects, those that are not there too; in few requests where the service takes many names at once."""
+        """Remove objects, those that are not there too; in few requests where the service takes many names at once.
+
+        One by one, where it does not, they end with the call that they are a part of.
+        """
         if not names:
             return
+        caller = current_call()
         with self._plain_errors("delete", f"{len(names)} objects"):
             try:
                 obstore.delete(self._store, names)
             except FileNotFoundError:
                 for name in names:
+                    if caller is not None:
+                        caller.check()
                     with suppress(FileNotFoundError):
                         obstore.delete(self._store, name)
 

@@ -161,6 +161,21 @@ def _kept(digest: bytes, manifest: Manifest | None) -> StoredIdentity:
         return StoredIdentity(digest, Undescribed(str(error)))
 
 
+def check_apart(source_url: str, target_url: str) -> None:
+    """Raise ConfigError where two URLs name one store, however spelled, or one directory lies within the other."""
+    source, target = _directory_of(source_url), _directory_of(target_url)
+    if source is not None and target is not None:
+        one, other = source[1].path.resolve(), target[1].path.resolve()
+        is_apart = not (one.is_relative_to(other) or other.is_relative_to(one))
+    else:
+        is_apart = split_choice(source_url)[0] != split_choice(target_url)[0]
+    if not is_apart:
+        raise ConfigError(
+            "SRC and DST must be two stores, neither of them within the other, "
+            f"found {without_secrets(source_url)} and {without_secrets(target_url)}"
+        )
+
+
 def is_absent(url: str) -> bool:
     """Return whether a URL names a directory in which nothing is yet."""
     named = _directory_of(url)

@@ -2,6 +2,7 @@
 
 import ssl
 from contextlib import closing, suppress
+from itertools import count
 from pathlib import Path
 from threading import Event
 
@@ -118,6 +119,30 @@ def test_a_listing_of_ever_new_names_ends_with_the_call_that_asked(monkeypatch: 
                 assert late.value.call.wait(PATIENCE_S), "it goes on for ever"
 
 
+def test_objects_that_are_removed_one_by_one_are_no_more_once_the_caller_has_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    objects: dict[str, bytes] = {}
+    keep, gone, deletions = policy(objects), Event(), count(1)
+
+    def answer(request: BucketRequest) -> None:
+        """Say of any deletion that there is nothing, and of the second one when the caller has gone."""
+        if request.command == "POST" and next(deletions) == 2:
+            gone.wait(PATIENCE_S)
+        (refusal(404) if request.command == "POST" else keep)(request)
+
+    with HostileBucket.running(answer) as bucket:
+        storage = open_storage_at(bucket, monkeypatch)
+        labels = [label(number) for number in range(8)]
+        storage.put([sealed_page(each) for each in labels], Level.CACHED)
+        with closing(StorageGuard(storage, storage.capability(), GuardConfig(deadline_s=0.5))) as guard:
+            with pytest.raises(StorageTimeoutError) as late:
+                guard.remove(labels)
+            gone.set()
+            assert late.value.call.wait(PATIENCE_S)
+        assert sum(each.startswith("POST") for each in bucket.asked) == 2
+
+
 def test_a_bucket_of_ever_new_identities_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(object_store, "IDENTITIES_MAX", 5_000)
     with (
@@ -142,6 +167,7 @@ def test_an_answer_whose_body_never_ends_is_read_no_longer_than_a_request_may_ta
         for ask in (
             lambda: storage.get([blank_page(label(1))]),
             lambda: storage.put([sealed_page(label(1))], Level.CACHED),
+            lambda: storage.remove([label(1)]),
             lambda: storage.scan(MODEL.digest(LAYOUT)),
         ):
             with suppress(StorageError):
