@@ -53,10 +53,10 @@ ENGINES_MUTANTS = [
     ),
     Mutant(
         "a registration that failed is not made up",
-        "integrations/engine_store/away.py",
-        "                raise\n            with self._guard:\n                found.is_taken = True\n",
-        "                found.is_taken = True\n                raise\n            with self._guard:\n"
-        "                found.is_taken = True\n",
+        "integrations/engine_store/calls.py",
+        "                raise\n            with self._guard:\n                self.taken.add(identity)\n",
+        "                self.taken.add(identity)\n                raise\n            with self._guard:\n"
+        "                self.taken.add(identity)\n",
         ENGINE_STORE_TESTS,
     ),
     Mutant(

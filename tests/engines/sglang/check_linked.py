@@ -10,7 +10,7 @@ from tests.engines.sglang.check_surviving import DEADLINE_S, READ_FAULTS, WRITE_
 from tests.engines.sglang.outcome import EngineJob
 from tests.engines.stores import FaultSwitch
 from tests.support.store_calls import StorageFault
-from unified_cache.integrations.engine_store.hit_watch import REQUESTS_MIN
+from unified_cache.integrations.engine_store.interface import REQUESTS_MIN
 from unified_cache.storage_backends.wrappers.layer import Method
 
 LATE_LOOKUPS_MAX = 5

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from tests.engines.vllm.engine import VllmEngine, prompt_of, running_engine
 from tests.engines.vllm.faults import LIFE_S, LogPath, ModelPath
-from unified_cache.integrations.engine_store.hit_watch import REQUESTS_MIN
+from unified_cache.integrations.engine_store.interface import REQUESTS_MIN
 from unified_cache.integrations.vllm.chunks import DOCUMENT
 
 BLOCK_TOKENS = 32

@@ -1,11 +1,9 @@
 """Pages that lie in an engine's own host memory, kept in any store: the room between an engine's adapter and a store.
 
     store        ``EngineStore``: never raises on a page, answers why, returns by its deadline
-    interface    its settings, pages, reasons and counts
+    interface    its settings, pages, reasons and counts; that nothing is restored, once in the log
     calls        what one call asks of a store, piece by piece, and the two paths of a page: buffered, zero-copy
     buffers      bounce buffers, where a store that is late may still write
-    away         a store that is away: opened later, then given the registrations, left to rest after a failure
-    hit_watch    that nothing is restored, once in the log
     pools        several pools over one store: how long a prefix can be restored, and their pages there and back
 
 An engine's rows have no room for our header, and belong to another request as soon as a call has returned. So a page
@@ -14,11 +12,11 @@ into the rows; a page in memory is read into the rows by its caller. A page to b
 No module here knows an engine, or needs torch.
 """
 
-from unified_cache.integrations.engine_store.hit_watch import HitWatch
 from unified_cache.integrations.engine_store.interface import (
     EnginePage,
     EngineStoreConfig,
     EngineStoreCounts,
+    HitWatch,
     Unavailable,
 )
 from unified_cache.integrations.engine_store.store import EngineStore

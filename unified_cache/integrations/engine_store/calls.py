@@ -16,17 +16,23 @@ How much goes in one call of an engine, beside what ``storage_backends.protocol`
 """
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
 from threading import Lock
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from unified_cache.core.errors import CacheError
+from unified_cache.core.pool import Identity, ModelLayout
 from unified_cache.core.seal import HEADER_BYTES, Label, seal_buffers
 from unified_cache.integrations.engine_store.buffers import BounceBuffer
-from unified_cache.integrations.engine_store.interface import Clock, EnginePage, Unavailable
-from unified_cache.storage_backends.common.bounded_call import Again, BoundedCall, bound_steps
+from unified_cache.integrations.engine_store.interface import Clock, EnginePage, EngineStoreCounts, Unavailable
+from unified_cache.proto.manifest_pb2 import Manifest
+from unified_cache.storage_backends.common.bounded_call import BoundedCall, bound_steps
+from unified_cache.storage_backends.common.breaker import Backoff, Retries
+from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.protocol import NAMES_MAX, Answer, Level, PageIO, Store
 from unified_cache.storage_backends.wrappers import Method
 
@@ -45,6 +51,10 @@ More of them wait for the interpreter rather than for the store."""
 
 WRITES_MAX = 2
 """Of them those that write: one copies and seals while the other one waits, and a read finds a thread without them."""
+
+PARTS_MAX, STARTED_PARTS_MAX = 2, 3
+"""Parts of one call at a time: while one copies and checks, another waits for the store. The second of reads that
+nobody waits for, such as the loads of vLLM."""
 
 PART_BYTES_MIN = 1 << 20
 """Less is moved by one thread: handing it to a second one costs more than it saves."""
@@ -244,7 +254,7 @@ class Part:
     def __init__(self, piece: Piece | None) -> None:
         self.piece = piece
         """The one that it is at; None once it has ended."""
-        self.bounded: BoundedCall[Again | None] | None = None
+        self.bounded: BoundedCall[object] | None = None
         """The call that makes it, once it is handed to a thread."""
 
 
@@ -341,7 +351,7 @@ class EngineCall:
         with self._guard:
             self.stopped = self.stopped or reason
 
-    def bounded_calls(self) -> list[BoundedCall[Again | None]]:
+    def bounded_calls(self) -> list[BoundedCall[object]]:
         """Return the calls that make parts on other threads now."""
         with self._guard:
             return [part.bounded for part in self._parts if part.bounded is not None]
@@ -407,6 +417,143 @@ class EngineCall:
             elif self.is_answered:
                 time = self.time
                 self.due_s = time.due_s if time.waits_in_line else min(time.due_s, now_s + time.deadline_s)
+
+
+class _Registration(NamedTuple):
+    """The manifest of one identity, the names of its pools, and the tries to announce it."""
+
+    manifest: Manifest
+    pools: tuple[str, ...]
+    retries: Retries
+
+
+class Registrations:
+    """Manifests by identity. A call announces what its pages need; what fails is announced again after a pause."""
+
+    def __init__(self, pauses: Backoff, clock: Clock) -> None:
+        self.taken: set[bytes] = set()
+        """Identities that the store has taken."""
+        self._by_identity: dict[bytes, _Registration] = {}
+        self._pauses = pauses
+        self._clock = clock
+        self._guard = Lock()
+
+    @property
+    def count(self) -> int:
+        """Identities in all."""
+        return len(self._by_identity)
+
+    def remember(self, identity: Identity, layout: ModelLayout) -> list[bytes]:
+        """Remember an identity; return the digests that its pools are stored under.
+
+        Raises:
+            LayoutError: the layout's pools cannot be those of the identity's shard.
+        """
+        parts = identity.parts(layout)
+        manifests = [manifest_of(part.identity, part.layout) for part in parts]
+        with self._guard:
+            for manifest, part in zip(manifests, parts, strict=True):
+                if manifest.identity not in self._by_identity:
+                    retries = Retries(f"registering {identity.model} with the store", self._pauses, self._clock)
+                    self._by_identity[manifest.identity] = _Registration(manifest, part.names, retries)
+        return [manifest.identity for manifest in manifests]
+
+    def may_ask(self, identities: Collection[bytes]) -> bool:
+        """Return whether the store has taken these identities, or may be asked to now.
+
+        Not one that nobody has remembered, nor one that it refused a moment ago.
+        """
+        for identity in identities:
+            found = self._by_identity.get(identity)
+            if found is None or not (identity in self.taken or found.retries.is_due):
+                return False
+        return True
+
+    def announce(self, store: Store, identities: Collection[bytes], memory: memoryview) -> None:
+        """Announce those of these identities that the store has not taken, with the memory that pages lie in.
+
+        Raises:
+            CacheError: the store does not take one, or does not answer.
+        """
+        for identity in identities:
+            if identity in self.taken:
+                continue
+            found = self._by_identity[identity]
+            slabs: Mapping[str, memoryview] = dict.fromkeys(found.pools, memory)
+            try:
+                store.register(found.manifest, slabs)
+            except CacheError as error:
+                with self._guard:
+                    found.retries.record_failure(error)
+                raise
+            with self._guard:
+                self.taken.add(identity)
+                found.retries.record_success()
+
+
+class CallCounts:
+    """The part of ``EngineStoreCounts`` that calls add to. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._answers: Counter[tuple[Method, Answer]] = Counter()
+        self._unavailable: Counter[tuple[Method, Unavailable]] = Counter()
+        self._bytes: Counter[Method] = Counter()
+        self._seconds: defaultdict[Method, float] = defaultdict(float)
+        self._late_count = 0
+        self.last_error = ""
+        self._guard = Lock()
+
+    def add(self, method: Method, answers: Sequence[Answer], seconds: float, copied_bytes: int) -> None:
+        """Count a call, its answers, and the payload that it has copied."""
+        with self._guard:
+            self._add(method, answers, seconds, copied_bytes)
+
+    def add_call(self, call: EngineCall, now_s: float) -> list[Answer]:
+        """Count a call that is over, if it asked for pages; return its answers, UNAVAILABLE where none came."""
+        if not call.answers:
+            return []
+        unavailable = Answer.UNAVAILABLE
+        answers = [unavailable if answer is None else answer for answer in call.answers]
+        lacking_count = call.answers.count(None)
+        refused_count = 0 if call.is_answered else answers.count(unavailable) - lacking_count
+        with self._guard:
+            if refused_count:
+                self._unavailable[call.method, Unavailable.REFUSED] += refused_count
+            if lacking_count:
+                reason = call.stopped or (Unavailable.REFUSED if refused_count else Unavailable.CALL_OVER)
+                self._unavailable[call.method, reason] += lacking_count
+            self._add(call.method, answers, now_s - call.time.started_s, call.copied_bytes)
+        return answers
+
+    def _add(self, method: Method, answers: Sequence[Answer], seconds: float, copied_bytes: int) -> None:
+        self._seconds[method] += seconds
+        if method is Method.GET or method is Method.PUT:
+            self._bytes[method] += copied_bytes
+        left_count = len(answers)
+        for answer in Answer:
+            if not left_count:
+                break
+            count = answers.count(answer)
+            if count:
+                self._answers[method, answer] += count
+                left_count -= count
+
+    def add_late(self) -> None:
+        """Count an abandoned call."""
+        with self._guard:
+            self._late_count += 1
+
+    def copy(self) -> EngineStoreCounts:
+        """Return the counts so far, the caller's own; its fields about the store's state say that it is away."""
+        with self._guard:
+            return EngineStoreCounts(
+                dict(self._answers),
+                dict(self._unavailable),
+                dict(self._bytes),
+                dict(self._seconds),
+                self._late_count,
+                self.last_error,
+            )
 
 
 def cut_labels(call: EngineCall) -> list[Cut]:

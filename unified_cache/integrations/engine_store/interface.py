@@ -1,18 +1,21 @@
 """Interface of an engine's store to its adapter: settings, pages, reasons for what is not available, and counts."""
 
+import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from threading import Lock
 from typing import NamedTuple
 
 from unified_cache.core.config import GuardConfig
-from unified_cache.core.errors import ConfigError, check_kind
+from unified_cache.core.errors import ConfigError, check_kind, without_secrets
 from unified_cache.core.seal import Flaw, Label
 from unified_cache.storage_backends.common.breaker import BreakerState
 from unified_cache.storage_backends.protocol import BATCH_BYTES, PIECE_BYTES_MAX, Answer
 from unified_cache.storage_backends.wrappers import Method
+
+logger = logging.getLogger(__name__)
 
 Clock = Callable[[], float]
 """Seconds, for ages and deadlines."""
@@ -20,9 +23,12 @@ Clock = Callable[[], float]
 PIECE_BYTES = 1 << 20
 """Least that bounce buffers must hold where nobody says how much."""
 
-
 CALL_PAGES = 128
 """Pages that a call has the time of a call for; as BATCH_SIZE in SGLang 0.5.23."""
+
+
+REQUESTS_MIN = 16
+"""Requests after which it is said that nothing was restored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,52 +128,44 @@ class EngineStoreCounts:
         return self.breaker is not None and self.registered_count == self.announced_count
 
 
-class CallCounts:
-    """The part of ``EngineStoreCounts`` that calls add to. Thread-safe."""
+class HitWatch:
+    """Says once in the log that nothing was restored, after so many requests of an engine. Thread-safe."""
 
-    __slots__ = ("_answers", "_bytes", "_guard", "_late_count", "_seconds", "_unavailable", "last_error")
-
-    def __init__(self) -> None:
-        self._answers: dict[tuple[Method, Answer], int] = {}
-        self._unavailable: dict[tuple[Method, Unavailable], int] = {}
-        self._bytes: dict[Method, int] = {}
-        self._seconds: dict[Method, float] = {}
-        self._late_count = 0
-        self.last_error = ""
+    def __init__(self, counts: Callable[[], EngineStoreCounts], url: str, document: str) -> None:
+        """``counts`` are those of the store; ``document`` is the section of a document that says what to do."""
+        self._counts = counts
+        self._url = without_secrets(url)
+        self._document = document
+        self._left = REQUESTS_MIN
         self._guard = Lock()
 
-    def add(self, method: Method, answers: Sequence[Answer], seconds: float) -> None:
-        """Count one call and its answers."""
-        found = [(answer, count) for answer in Answer if (count := answers.count(answer))]
+    def count_request(self) -> None:
+        """Count a request; after the last one, log what the store was asked for, unless it gave anything."""
         with self._guard:
-            self._seconds[method] = self._seconds.get(method, 0.0) + seconds
-            for answer, count in found:
-                self._answers[method, answer] = self._answers.get((method, answer), 0) + count
-
-    def add_reason(self, method: Method, reason: Unavailable, pages_count: int) -> None:
-        """Count why pages were UNAVAILABLE."""
-        if pages_count:
-            with self._guard:
-                self._unavailable[method, reason] = self._unavailable.get((method, reason), 0) + pages_count
-
-    def add_bytes(self, method: Method, payload_bytes: int) -> None:
-        """Count payload that was copied."""
-        with self._guard:
-            self._bytes[method] = self._bytes.get(method, 0) + payload_bytes
-
-    def add_late(self) -> None:
-        """Count an abandoned call."""
-        with self._guard:
-            self._late_count += 1
-
-    def copy(self) -> EngineStoreCounts:
-        """Return the counts so far, the caller's own; its fields about the store's state say that it is away."""
-        with self._guard:
-            return EngineStoreCounts(
-                dict(self._answers),
-                dict(self._unavailable),
-                dict(self._bytes),
-                dict(self._seconds),
-                self._late_count,
-                self.last_error,
-            )
+            self._left -= 1
+            if self._left:
+                return
+        counts = self._counts()
+        if counts.answers.get((Method.GET, Answer.HIT)):
+            return
+        looked_up, offered = (
+            sum(count for (method, _), count in counts.answers.items() if method is wanted)
+            for wanted in (Method.EXISTS, Method.PUT)
+        )
+        found, stored = (
+            counts.answers.get((Method.EXISTS, Answer.HIT), 0),
+            counts.answers.get((Method.PUT, Answer.STORED), 0),
+        )
+        logger.log(
+            logging.INFO if looked_up and stored else logging.WARNING,
+            "nothing was restored from %s for %d requests: %d of %d pages looked up were found, %d of %d offered were "
+            "stored%s. See %s",
+            self._url,
+            REQUESTS_MIN,
+            found,
+            looked_up,
+            stored,
+            offered,
+            f"; the store said: {counts.last_error}" if counts.last_error else "",
+            self._document,
+        )

@@ -158,9 +158,6 @@ PROBE_PAGES = 64
 PROBE_PAGES_MAX = 4096
 """Pages of the longest look."""
 
-PARALLEL_PARTS = 2
-"""Of one call of the engine's at a time: while one checks a page, another copies."""
-
 
 class BundleName(NamedTuple):
     """Identity and layout that the pages of a bundle are stored under."""
@@ -261,22 +258,22 @@ class EnginePools:
     def get(self, batch: Sequence[BundlePages]) -> list[list[bool]]:
         """Fill the pages of each bundle by one call; return for each page whether it is what its key names."""
         move = self._move(batch, is_read=True)
-        return move.results(self._store.get(move.pages, PARALLEL_PARTS))
+        return move.results(self._store.get(move.pages))
 
     def put(self, batch: Sequence[BundlePages]) -> list[list[bool]]:
         """Store the pages of each bundle by one call; return for each page whether the store has it now."""
         move = self._move(batch, is_read=False)
-        return move.results(self._store.put(move.pages, parts_max=PARALLEL_PARTS))
+        return move.results(self._store.put(move.pages))
 
     def start_get(self, batch: Sequence[BundlePages], on_end: Callable[[list[list[bool]]], None]) -> None:
         """Begin what ``get`` does, and hand its result on; slots are the caller's again then."""
         move = self._move(batch, is_read=True)
-        self._store.start(Method.GET, move.pages, lambda found: on_end(move.results(found)), parts_max=PARALLEL_PARTS)
+        self._store.start(Method.GET, move.pages, lambda found: on_end(move.results(found)))
 
     def start_put(self, batch: Sequence[BundlePages], on_end: Callable[[list[list[bool]]], None]) -> None:
         """Begin what ``put`` does, and hand its result on; slots are the caller's again then."""
         move = self._move(batch, is_read=False)
-        self._store.start(Method.PUT, move.pages, lambda found: on_end(move.results(found)), parts_max=PARALLEL_PARTS)
+        self._store.start(Method.PUT, move.pages, lambda found: on_end(move.results(found)))
 
     def clear(self) -> bool:
         """Remove all pages of every bundle that was named so far; return whether all are gone."""

@@ -16,12 +16,13 @@ import logging
 import math
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from threading import Condition, get_ident
 from traceback import format_exception
 from types import TracebackType
 
+from unified_cache.core.config import GuardConfig
 from unified_cache.core.errors import (
     CacheError,
     ConfigError,
@@ -32,19 +33,22 @@ from unified_cache.core.errors import (
 from unified_cache.core.pool import Identity, ModelLayout
 from unified_cache.core.seal import HEADER_BYTES, Label
 from unified_cache.core.sizes import parse_bytes
-from unified_cache.integrations.engine_store.away import OpenedStore, Registrations
 from unified_cache.integrations.engine_store.buffers import BounceBuffer, BounceMemory
 from unified_cache.integrations.engine_store.calls import (
     AT_ONCE_BYTES_MAX,
     PART_BYTES_MIN,
+    PARTS_MAX,
+    STARTED_PARTS_MAX,
     THREADS_MAX,
     WRITES_MAX,
     BufferedPiece,
+    CallCounts,
     CallTime,
     EngineCall,
     OnEnd,
     Part,
     Piece,
+    Registrations,
     ask,
     cut_labels,
     cut_pages,
@@ -52,7 +56,6 @@ from unified_cache.integrations.engine_store.calls import (
 )
 from unified_cache.integrations.engine_store.interface import (
     CALL_PAGES,
-    CallCounts,
     Clock,
     EnginePage,
     EngineStoreConfig,
@@ -71,10 +74,11 @@ from unified_cache.storage_backends.common.bounded_call import (
     run_here,
 )
 from unified_cache.storage_backends.common.breaker import Backoff, StoreOpening
-from unified_cache.storage_backends.protocol import PIECE_BYTES_MAX, Answer, Level, Store
+from unified_cache.storage_backends.protocol import PIECE_BYTES_MAX, Answer, Capability, Level, Store
 from unified_cache.storage_backends.removals import RemovalFeed, Removals
 from unified_cache.storage_backends.url import check_storage_url, open_storage
-from unified_cache.storage_backends.wrappers import Method
+from unified_cache.storage_backends.wrappers import Method, StorageGuard
+from unified_cache.storage_backends.wrappers.layer import VerifiedStorage
 
 logger = logging.getLogger(__name__)
 
@@ -83,6 +87,29 @@ CLOSE_S_MIN = 0.2
 
 CLOSE_LOOKS = 20
 """Looks, ``LOOK_S`` apart, until what was given up has ended the copy that it was at."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedStore:
+    """A store, verified and guarded, and what it says of itself.
+
+    Innermost first: the store, verification, deadline, retries, breaker. So a page is
+    verified on the thread that read it, in the same call, while it is in that processor's caches.
+    """
+
+    verified: VerifiedStorage
+    guard: StorageGuard
+    capability: Capability
+    memory: Store | None
+    """The store itself, where it reads pages from memory: that waits for nothing, so it needs no guard."""
+
+    @classmethod
+    def around(cls, backend: Store, name: str, config: GuardConfig, clock: Clock) -> "OpenedStore":
+        """Take a store over; asks it what it can do, without a bound on the time. The log calls it ``name``, if any."""
+        capability = backend.capability()
+        verified = VerifiedStorage(backend)
+        named = replace(capability, name=name or capability.name)
+        return cls(verified, StorageGuard(verified, named, config, clock), capability, backend.memory_reader())
 
 
 class EngineStore:
@@ -118,7 +145,6 @@ class EngineStore:
         )
         self._calls: set[EngineCall] = set()
         """Under way."""
-        self._runs: set[BoundedCall[object]] = set()
         self._changed = Condition()
         """Notified when one of them has ended."""
         self._feed: RemovalFeed | None = None
@@ -229,31 +255,31 @@ class EngineStore:
             known = [False] * len(labels)
         return [Answer.HIT if is_known else Answer.UNAVAILABLE for is_known in known]
 
-    def get(self, pages: Sequence[EnginePage], parts_max: int = 1) -> list[Answer]:
+    def get(self, pages: Sequence[EnginePage]) -> list[Answer]:
         """Fill the rows of each page; HIT where they hold exactly the page that its label names.
 
         Pages in memory are read on this thread, which costs no hand-over. Rows of a page with another answer may hold
-        anything. A large call is made in ``parts_max`` parts at a time.
+        anything. A large call is made in ``PARTS_MAX`` parts at a time.
         """
         memory = self._memory({page.label.identity for page in pages})
         if memory is None:
-            return self._moved(Method.GET, pages, Level.CACHED, parts_max)
+            return self._moved(Method.GET, pages, Level.CACHED)
         answers = self._read_memory(memory, pages)
-        waiting = [number for number, answer in enumerate(answers) if not answer]
+        waiting = [number for number, answer in enumerate(answers) if answer is not Answer.HIT]
         if waiting:
             rest = [pages[number] for number in waiting] if len(waiting) < len(pages) else pages
-            found = self._moved(Method.GET, rest, Level.CACHED, parts_max)
+            found = self._moved(Method.GET, rest, Level.CACHED)
             for number, answer in zip(waiting, found, strict=True):
                 answers[number] = answer
         return answers
 
-    def put(self, pages: Sequence[EnginePage], level: Level = Level.CACHED, parts_max: int = 1) -> list[Answer]:
+    def put(self, pages: Sequence[EnginePage], level: Level = Level.CACHED) -> list[Answer]:
         """Store pages as their rows hold them now; STORED where the page is in the store, or was.
 
         A page that the store says it has is neither read nor made recent, but for a durable put, and the look-up is not
-        counted: nobody wanted it. A large call is made in ``parts_max`` parts at a time.
+        counted: nobody wanted it. A large call is made in ``PARTS_MAX`` parts at a time.
         """
-        return self._moved(Method.PUT, pages, level, parts_max)
+        return self._moved(Method.PUT, pages, level)
 
     def clear(self, identity: bytes, due_s: float = math.inf) -> bool:
         """Make every page of one identity a miss; return whether the store says that it has. A late clear goes on.
@@ -262,14 +288,7 @@ class EngineStore:
         """
         return bool(self._asked(Method.CLEAR, [Label(identity, b"", "")], due_s)[0])
 
-    def start(
-        self,
-        method: Method,
-        pages: Sequence[EnginePage],
-        on_end: OnEnd,
-        level: Level = Level.CACHED,
-        parts_max: int = 1,
-    ) -> None:
+    def start(self, method: Method, pages: Sequence[EnginePage], on_end: OnEnd, level: Level = Level.CACHED) -> None:
         """Begin to GET or PUT pages as ``get`` and ``put`` do; their rows are the store's until ``on_end`` is called.
 
         The time in which it waits for a thread is not the store's, so no deadline counts it.
@@ -280,7 +299,7 @@ class EngineStore:
         if not pages:
             self._threads.submit(int, lambda _: self._end(call), is_urgent=call.is_urgent)
             return
-        self._when_reached(call, lambda: self._begin(call, self._cut(call, pages, parts_max, is_here=False)))
+        self._when_reached(call, lambda: self._begin(call, self._cut(call, pages, is_here=False)))
 
     def start_asking(self, method: Method, labels: Sequence[Label], on_end: OnEnd, due_s: float | None = None) -> None:
         """Begin what ``exists`` does (EXISTS), or count pages as used now, the first most of all (TOUCH).
@@ -298,30 +317,17 @@ class EngineStore:
 
     def run(self, work: Callable[[], object], on_end: Callable[[], None]) -> None:
         """Do work that asks ``exists`` on a thread of the store's, and call ``on_end`` when it is over, or given up."""
-
-        def end(call: BoundedCall[object]) -> None:
-            error = call.take_error()
-            if error is not None and not isinstance(error, CacheError):
-                logger.error("work beside an engine failed", exc_info=error)
-            try:
-                on_end()
-            finally:
-                with self._changed:
-                    self._runs.discard(call)
-                    self._changed.notify_all()
-
-        call = self._threads.submit(work, end)
+        call = EngineCall(Method.EXISTS, (), (), (), self._time_in_line(), lambda _: on_end())
+        call.cuts = cut_labels(call)
+        (part,) = call.begin(1)
         with self._changed:
-            if call.state is CallState.WAITING or call.state is CallState.RUNNING:
-                self._runs.add(call)
+            self._calls.add(call)
+        part.bounded = self._threads.submit(work, partial(self._settled, call, part))
 
     def give_up_late(self) -> None:
         """Give up what the store is late with, of calls that nobody waits for. Costs little where nothing is."""
-        if self._calls or self._runs:
-            for call in self._calls.copy():
-                self._give_up_late(call)
-            for run in self._runs.copy():
-                self._threads.give_up_if_late(run)
+        for call in self._calls.copy():
+            self._give_up_late(call)
 
     def wait_until(self, is_done: Callable[[], bool], timeout_s: float) -> bool:
         """Wait at most ``timeout_s`` until ``is_done``, which ends of calls change; return whether it is."""
@@ -362,7 +368,7 @@ class EngineStore:
             late_now_count=self._threads.lost_count,
             bounce_bytes=self._bounce.bytes_max,
             quarantined_bytes=self._bounce.quarantined_bytes(),
-            registered_count=self._registrations.taken_count,
+            registered_count=len(self._registrations.taken),
             announced_count=self._registrations.count,
         )
         if opened is None:
@@ -396,13 +402,11 @@ class EngineStore:
             self._closed = True
         bound_s = self._config.guard.deadline_s if timeout_s is None else timeout_s
         until_s = self._clock() + bound_s
-        self.wait_until(lambda: not (self._calls or self._runs), bound_s)
+        self.wait_until(lambda: not self._calls, bound_s)
         for _ in range(CLOSE_LOOKS):
             for call in self._calls.copy():
                 self._leave(call)
-            for run in self._runs.copy():
-                self._threads.leave(run)
-            if self.wait_until(lambda: not (self._calls or self._runs), LOOK_S):
+            if self.wait_until(lambda: not self._calls, LOOK_S):
                 break
         self._threads.close(0)
         with self._changed:
@@ -441,7 +445,7 @@ class EngineStore:
     def _memory(self, identities: Collection[bytes]) -> Store | None:
         """Return the store's memory if it has one, is there, and has taken the identities."""
         opened = self._opening.store
-        if opened is None or self._closed or not self._registrations.are_taken(identities):
+        if opened is None or self._closed or not self._registrations.taken.issuperset(identities):
             return None
         return opened.memory
 
@@ -462,9 +466,8 @@ class EngineStore:
                 break
             copied_bytes += piece.copied_bytes
         if copied_bytes:
-            self._counts.add_bytes(Method.GET, copied_bytes)
             hits = [answer for answer in answers if answer is Answer.HIT]
-            self._counts.add(Method.GET, hits, self._clock() - time.started_s)
+            self._counts.add(Method.GET, hits, self._clock() - time.started_s, copied_bytes)
         return answers + [Answer.UNAVAILABLE] * (len(pages) - len(answers))
 
     def _asked(self, method: Method, labels: Sequence[Label], due_s: float) -> list[Answer]:
@@ -483,7 +486,7 @@ class EngineStore:
             self._wait(call)
         return self._answered(call)
 
-    def _moved(self, method: Method, pages: Sequence[EnginePage], level: Level, parts_max: int) -> list[Answer]:
+    def _moved(self, method: Method, pages: Sequence[EnginePage], level: Level) -> list[Answer]:
         """Get or put pages, and wait."""
         if not pages:
             return []
@@ -491,7 +494,7 @@ class EngineStore:
         time = self._time(pages_count=len(pages))
         call = EngineCall(method, labels, pages, {label.identity for label in labels}, time, None, level)
         if self._reach(call):
-            parts_count = self._cut(call, pages, parts_max, is_here=True)
+            parts_count = self._cut(call, pages, is_here=True)
             self._begin(call, parts_count, is_here=call.is_zero_copy)
             self._wait(call)
         return self._answered(call)
@@ -507,7 +510,7 @@ class EngineStore:
         if opened is None or not self._registrations.may_ask(call.identities):
             call.stop(Unavailable.AWAY if opened is None else Unavailable.UNREGISTERED)
             return None
-        call.is_taken = self._registrations.are_taken(call.identities)
+        call.is_taken = self._registrations.taken.issuperset(call.identities)
         call.is_zero_copy = call.is_taken and opened.capability.bounded
         return opened
 
@@ -527,8 +530,9 @@ class EngineStore:
 
         self._threads.submit(partial(self._opening.reach, self._deadline_s), go_on, is_urgent=call.is_urgent)
 
-    def _cut(self, call: EngineCall, pages: Sequence[EnginePage], parts_max: int, *, is_here: bool) -> int:
+    def _cut(self, call: EngineCall, pages: Sequence[EnginePage], *, is_here: bool) -> int:
         """Cut a call into pieces; return how many of them may be asked at a time."""
+        parts_max = PARTS_MAX if is_here or call.method is Method.PUT else STARTED_PARTS_MAX
         parts_max = min(parts_max, len(pages) * payload_bytes(pages[0]) // PART_BYTES_MIN) if call.is_taken else 1
         opened = self._opening.store
         assert opened is not None
@@ -580,7 +584,7 @@ class EngineStore:
                 return AGAIN
         return None
 
-    def _settled(self, call: EngineCall, part: Part, bounded: BoundedCall[Again | None]) -> None:
+    def _settled(self, call: EngineCall, part: Part, bounded: BoundedCall[object]) -> None:
         """Release what a part used that did not come to its end, and end the call with the last one."""
         error = bounded.take_error()  # in no frame that it holds itself, and with it the pages
         piece = call.end_part(part)
@@ -617,7 +621,7 @@ class EngineStore:
                     return Unavailable.CLOSED
         return ask(call, piece, opened.guard, read, self._clock)
 
-    def _reason(self, call: EngineCall, error: BaseException, bounded: BoundedCall[Again | None]) -> Unavailable:
+    def _reason(self, call: EngineCall, error: BaseException, bounded: BoundedCall[object]) -> Unavailable:
         """Return why a part did not come to its end."""
         if bounded.state is CallState.WITHDRAWN:
             return Unavailable.CLOSED if self._closed else Unavailable.BUSY
@@ -627,13 +631,14 @@ class EngineStore:
         if isinstance(error, StorageTimeoutError):
             if self._closed and error.call is bounded:
                 return Unavailable.CLOSED
-            self._counts.add_late()
+            if call.labels or call.identities:  # work of ``run`` has calls of its own, which are counted
+                self._counts.add_late()
             return Unavailable.LATE
         self._counts.last_error = str(error) if isinstance(error, CacheError) else f"{type(error).__name__}: {error}"
         if not isinstance(error, CacheError):
             # Not the error itself: a handler that keeps log records would keep its frames, and with them the pages.
             logger.error("a store raised what it should not: %s", "".join(format_exception(error)))
-        return Unavailable.FAILED if self._registrations.are_taken(call.identities) else Unavailable.UNREGISTERED
+        return Unavailable.FAILED if self._registrations.taken.issuperset(call.identities) else Unavailable.UNREGISTERED
 
     def _end(self, call: EngineCall) -> None:
         """Release the rows of a call that is over, and tell who started it."""
@@ -682,19 +687,8 @@ class EngineStore:
                 self._threads.leave(bounded)
 
     def _answered(self, call: EngineCall) -> list[Answer]:
-        """Return the answers of a call that is over, UNAVAILABLE where none came, and count them."""
-        method, given = call.method, [answer for answer in call.answers if answer is not None]
-        if method is Method.PUT and Answer.DECLINED in given and (opened := self._opening.store) is not None:
+        """Return the answers of a call that is over, and count them."""
+        opened = self._opening.store
+        if call.method is Method.PUT and Answer.DECLINED in call.answers and opened is not None:
             self._counts.last_error = opened.guard.decline_reason or "the store has no room for a page under its cap"
-        refused_count = 0 if call.is_answered else given.count(Answer.UNAVAILABLE)
-        lacking_count = len(call.answers) - len(given)
-        if refused_count or lacking_count:
-            self._counts.add_reason(method, Unavailable.REFUSED, refused_count)
-            reason = call.stopped or (Unavailable.REFUSED if refused_count else Unavailable.CALL_OVER)
-            self._counts.add_reason(method, reason, lacking_count)
-        if lacking_count:
-            given = [Answer.UNAVAILABLE if answer is None else answer for answer in call.answers]
-        if method is Method.GET or method is Method.PUT:
-            self._counts.add_bytes(method, call.copied_bytes)
-        self._counts.add(method, given, self._clock() - call.time.started_s)
-        return given
+        return self._counts.add_call(call, self._clock())

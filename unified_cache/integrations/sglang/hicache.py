@@ -65,7 +65,7 @@ class UnifiedCacheHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is no
         self._is_replicated = bool(storage_config.is_mla_model)
         self._store = EngineStore.open(settings.url, settings.store_config, bytes_max=settings.bytes_max)
         self._calls = PoolCalls(self._store, facts)
-        self._watch = HitWatch(self._store, settings.url, NOTHING_RESTORED)
+        self._watch = HitWatch(self._store.counts, settings.url, NOTHING_RESTORED)
         self._quiet_until_s: dict[type[Exception], float] = {}
         self._url = settings.url
 

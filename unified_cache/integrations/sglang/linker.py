@@ -138,7 +138,7 @@ class UnifiedCacheExternalLinker(UnifiedCacheLinker):  # type: ignore[misc]  # S
         self._engine_pools, self._store = self._open(config, settings)
         bundles = {name: _bundles(pools, config.tp_rank) for name, pools in self._by_component.items()}
         self._storage = TierStorage(self._tier, self._store, self._engine_pools, bundles, pages_max)
-        self._watch = HitWatch(self._store, settings.url, NOTHING_RESTORED)
+        self._watch = HitWatch(self._store.counts, settings.url, NOTHING_RESTORED)
         self._wait_s = settings.lookup_wait_s
         self._ranks_count = config.tp_size * config.attn_cp_size
         self.layer_done_counter = LayerWiseLoadCounter(group.num_layers)

@@ -79,7 +79,7 @@ class ChunkTier:
         """When the store is late with the look-ups of a step."""
         self._changes: ChunkChanges | None = None
         self._reports_removals = False
-        self._watch = HitWatch(store, settings.url, DOCUMENT)
+        self._watch = HitWatch(store.counts, settings.url, DOCUMENT)
 
     @classmethod
     def open(cls, settings: TierSettings, facts: VllmFacts, view: memoryview, row: RowShape) -> "ChunkTier":

@@ -23,9 +23,6 @@ from unified_cache.integrations.vllm.settings import TierSettings
 from unified_cache.storage_backends.protocol import Answer
 from unified_cache.storage_backends.wrappers import Method
 
-LOAD_PARTS, STORE_PARTS = 3, 2
-"""Parts of one job that are moved at a time: while one copies and checks, another waits for the store."""
-
 HINTS_MAX = 64
 """Calls of touch that wait; more are dropped: recency is worth no request's time."""
 
@@ -128,9 +125,9 @@ class Moving:
         pages = [EnginePage(chunk.label, (self._rows.row(chunk.row),)) for chunk in job.chunks]
         end = partial(self._end, job, self._clock())
         if job.is_load:
-            self._store.start(Method.GET, pages, end, parts_max=LOAD_PARTS)
+            self._store.start(Method.GET, pages, end)
         else:
-            self._store.start(Method.PUT, pages, end, self._level, STORE_PARTS)
+            self._store.start(Method.PUT, pages, end, self._level)
 
     def touch(self, labels: Sequence[Label]) -> None:
         """Send the store a recency hint after what waits to be stored."""

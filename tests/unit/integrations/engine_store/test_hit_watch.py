@@ -9,7 +9,7 @@ from tests.engines.stores import FaultSwitch, faulty_url
 from tests.support.engine_rows import IDENTITY, LAYOUT, EngineRows, label_of
 from tests.support.store_calls import StorageFault
 from unified_cache.integrations.engine_store import EngineStore, HitWatch
-from unified_cache.integrations.engine_store.hit_watch import REQUESTS_MIN
+from unified_cache.integrations.engine_store.interface import REQUESTS_MIN
 
 DOCUMENT = "docs/engine.md"
 
@@ -27,7 +27,7 @@ def store(url: str) -> Iterator[EngineStore]:
 
 
 def count_requests(store: EngineStore, url: str, count: int = REQUESTS_MIN) -> None:
-    watch = HitWatch(store, url, DOCUMENT)
+    watch = HitWatch(store.counts, url, DOCUMENT)
     for _ in range(count):
         watch.count_request()
 

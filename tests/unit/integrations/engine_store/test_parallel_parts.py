@@ -10,9 +10,10 @@ from unified_cache.components import Full
 from unified_cache.core.pool import Identity, ModelLayout, PoolSpec
 from unified_cache.core.seal import Label
 from unified_cache.integrations.engine_store import EnginePage, EngineStore, EngineStoreConfig
-from unified_cache.integrations.engine_store.calls import PART_BYTES_MIN
+from unified_cache.integrations.engine_store.calls import PART_BYTES_MIN, PARTS_MAX, STARTED_PARTS_MAX
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer, Capability, PageIO
+from unified_cache.storage_backends.wrappers import Method
 
 PATIENCE_S = 10.0
 LAYOUT = ModelLayout(16, (Full((PoolSpec("kv", PART_BYTES_MIN),)),))
@@ -66,23 +67,26 @@ def test_who_is_interrupted_learns_it_when_no_part_has_rows_any_more() -> None:
     backend = PausedParts(is_bounded=True, interrupts=True)
     with opened(backend, rows) as store:
         with pytest.raises(KeyboardInterrupt):
-            store.get(pages_of(rows), 2)
+            store.get(pages_of(rows))
         assert backend.ended_count == 1
 
 
-@pytest.mark.parametrize("parts_max", [1, 2])
-def test_a_large_call_has_as_many_parts_in_the_store_at_a_time_as_it_may(parts_max: int) -> None:
+@pytest.mark.parametrize("is_started", [False, True], ids=["waited for", "started"])
+def test_a_large_call_has_as_many_parts_in_the_store_at_a_time_as_it_may(*, is_started: bool) -> None:
     rows = [bytearray(b"%d" % number) * PART_BYTES_MIN for number in range(4)]
     backend, target = PausedParts(is_bounded=False), [bytearray(PART_BYTES_MIN) for _ in rows]
     answers: list[Answer] = []
     with opened(backend, rows) as store:
-        caller = threading.Thread(target=lambda: answers.extend(store.get(pages_of(target), parts_max)))
-        caller.start()
-        for _ in range(parts_max):
+        if is_started:
+            store.start(Method.GET, pages_of(target), answers.extend)
+        else:
+            caller = threading.Thread(target=lambda: answers.extend(store.get(pages_of(target))))
+            caller.start()
+        for _ in range(STARTED_PARTS_MAX if is_started else PARTS_MAX):
             assert backend.begun.acquire(timeout=PATIENCE_S)
         assert not backend.begun.acquire(blocking=False)
         backend.goes_on.set()
-        caller.join(PATIENCE_S)
+        assert store.wait_until(lambda: bool(answers), PATIENCE_S)
     assert answers == [Answer.HIT] * 4
     assert target == rows
 
@@ -92,7 +96,7 @@ def test_parts_whose_buffers_have_no_room_side_by_side_follow_each_other() -> No
     backend, target = PausedParts(is_bounded=False), [bytearray(PART_BYTES_MIN) for _ in rows]
     backend.goes_on.set()
     with opened(backend, rows, EngineStoreConfig(bounce_bytes=PART_BYTES_MIN + 8192)) as store:
-        assert store.get(pages_of(target), 2) == [Answer.HIT] * 2
+        assert store.get(pages_of(target)) == [Answer.HIT] * 2
     assert target == rows
 
 
@@ -102,7 +106,7 @@ def test_no_part_of_a_call_that_hangs_has_rows_once_it_is_over() -> None:
     store = opened(backend, rows)
     pages = pages_of(rows)
     answers: list[Answer] = []
-    caller = threading.Thread(target=lambda: answers.extend(store.get(pages, 2)))
+    caller = threading.Thread(target=lambda: answers.extend(store.get(pages)))
     caller.start()
     for _ in range(2):
         assert backend.begun.acquire(timeout=PATIENCE_S)

@@ -41,13 +41,13 @@ class CountedStore(EngineStore):
         self.labels_asked += labels
         return [Answer.UNAVAILABLE] * len(labels) if self.is_away else self.store.exists(labels)
 
-    def get(self, pages: Sequence[EnginePage], parts_max: int = 1) -> list[Answer]:
+    def get(self, pages: Sequence[EnginePage]) -> list[Answer]:
         self.gets.append(len(pages))
-        return [Answer.UNAVAILABLE] * len(pages) if self.is_away else self.store.get(pages, parts_max)
+        return [Answer.UNAVAILABLE] * len(pages) if self.is_away else self.store.get(pages)
 
-    def put(self, pages: Sequence[EnginePage], level: Level = Level.CACHED, parts_max: int = 1) -> list[Answer]:
+    def put(self, pages: Sequence[EnginePage], level: Level = Level.CACHED) -> list[Answer]:
         self.puts.append(list(pages))
-        return [Answer.UNAVAILABLE] * len(pages) if self.is_away else self.store.put(pages, level, parts_max)
+        return [Answer.UNAVAILABLE] * len(pages) if self.is_away else self.store.put(pages, level)
 
     def clear(self, identity: bytes, due_s: float = math.inf) -> bool:
         return self.store.clear(identity)

@@ -6,8 +6,8 @@ import pytest
 from tests.support.vllm_tier import NAMES, ROW, TIMEOUT_S, GatedStorage, HostMemory, offload_key
 from tests.support.waiting import wait_until
 from unified_cache.integrations.engine_store import EngineStore
-from unified_cache.integrations.engine_store.calls import THREADS_MAX, WRITES_MAX
-from unified_cache.integrations.vllm.moving import LOAD_PARTS, ChunkJob, JobEnd, MovedChunk, Moving
+from unified_cache.integrations.engine_store.calls import STARTED_PARTS_MAX, THREADS_MAX, WRITES_MAX
+from unified_cache.integrations.vllm.moving import ChunkJob, JobEnd, MovedChunk, Moving
 from unified_cache.integrations.vllm.settings import TierSettings
 from unified_cache.storage_backends.protocol import Answer, Level
 
@@ -153,7 +153,7 @@ def test_a_store_that_does_not_answer_is_not_asked_for_the_rest_of_a_job(
     (end,) = drained(moving)
     assert end.answers == (Answer.UNAVAILABLE,) * 5
     # Each part may have had a piece in hand before the first one was answered.
-    assert 1 <= len(store.calls) <= LOAD_PARTS < 5
+    assert 1 <= len(store.calls) <= STARTED_PARTS_MAX < 5
 
 
 def test_a_drain_that_takes_too_long_drops_what_has_not_begun(moving: Moving, store: GatedStorage) -> None:
