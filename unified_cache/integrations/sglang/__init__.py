@@ -6,7 +6,6 @@
         "url": "packed:/var/cache/kv"}'
 
     hicache       ``UnifiedCacheHiCache``, the class that SGLang loads for its storage; needs the engine
-    pool_calls    SGLang's calls as moves of pages of an ``EnginePools``
     host_pools    pages of SGLang's host pools
     engine_facts  facts of a running engine; needs it
     naming        facts of an engine as identities

@@ -19,9 +19,15 @@ def rows_of_pool(pool: "HostKVCache") -> PageRows | None:
     Raises:
         InputError: the pool says neither where its pages lie nor what they hold.
     """
-    locate = _PageAddresses(pool)
+
+    def locate(slots: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
+        starts = torch.tensor(slots, dtype=torch.int64) * pool.page_size
+        indices = (starts[:, None] + torch.arange(pool.page_size)).reshape(-1)
+        found: tuple[list[int], list[int]] = pool.get_page_buffer_meta(indices)
+        return found
+
     try:
-        located = locate.ask([0])
+        located = pool.get_page_buffer_meta(torch.arange(pool.page_size))
     except (AssertionError, NotImplementedError, ValueError):
         # Mamba with states beside its slots, and layouts without a zero-copy form.
         return CopiedRows.of(pool)
@@ -77,23 +83,3 @@ class CopiedRows(PageRows):
     @staticmethod
     def _bytes(page: torch.Tensor) -> memoryview:
         return page.contiguous().view(torch.uint8).reshape(-1).numpy().data
-
-
-class _PageAddresses:
-    """Addresses of pages by slot, as a pool tells them by index."""
-
-    def __init__(self, pool: "HostKVCache") -> None:
-        self._pool = pool
-
-    def __call__(self, slots: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
-        found = self.ask(slots)
-        if found is None:
-            raise InputError(f"{type(self._pool).__name__} told where its pages lie, and does not now")
-        return found
-
-    def ask(self, slots: Sequence[int]) -> tuple[list[int], list[int]] | None:
-        """Ask the pool; None if it has no bytes."""
-        starts = torch.tensor(slots, dtype=torch.int64) * self._pool.page_size
-        indices = (starts[:, None] + torch.arange(self._pool.page_size)).reshape(-1)
-        located: tuple[list[int], list[int]] | None = self._pool.get_page_buffer_meta(indices)
-        return located

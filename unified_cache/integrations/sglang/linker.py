@@ -16,7 +16,7 @@ where ranks would part otherwise: an offload that finds no room is taken, and fa
 import logging
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -37,8 +37,7 @@ from unified_cache.integrations.engine_store.pools import EnginePools, PageRows,
 from unified_cache.integrations.sglang.device_pools import LinkedPool, group_pools, linked_pools
 from unified_cache.integrations.sglang.engine_facts import NOTHING_RESTORED, engine_facts
 from unified_cache.integrations.sglang.linker_tier import ComponentSlots, LinkerHostTier
-from unified_cache.integrations.sglang.naming import name_bundle
-from unified_cache.integrations.sglang.pool_calls import ANCHOR_POOL, span_of
+from unified_cache.integrations.sglang.naming import ANCHOR_POOL, name_bundle, span_of
 from unified_cache.integrations.sglang.settings import LinkerSettings
 from unified_cache.integrations.sglang.tier_storage import ComponentBundles, TierStorage
 from unified_cache.storage_backends.common.bounded_call import BoundedCall, CallThreads
@@ -59,7 +58,7 @@ CLOSE_TIMEOUT_S = 5.0
 
 
 @dataclass(slots=True)
-class LinkerCounts:
+class _LinkerCounts:
     """Calls since the linker was made, and their pages, those of the leading component."""
 
     lookups: int = 0
@@ -148,7 +147,7 @@ class UnifiedCacheExternalLinker(UnifiedCacheLinker):  # type: ignore[misc]  # S
         self._offloaded: deque[bool] = deque()
         self._offloads = CallThreads("unified-cache-linker-offload", 1)
         self._loads = CallThreads("unified-cache-linker-load", 1)
-        self._counts = LinkerCounts()
+        self._counts = _LinkerCounts()
         self._url = settings.url
         tier = ", ".join(f"{pages} of {name}" for name, pages in pages_max.items())
         stored = ", ".join(f"{name} ({linked.spec.page_bytes} bytes)" for name, linked in self._linked.items())
@@ -326,10 +325,6 @@ class UnifiedCacheExternalLinker(UnifiedCacheLinker):  # type: ignore[misc]  # S
 
     # ---- operation -------------------------------------------------------------------------------------------------
 
-    def counts(self) -> LinkerCounts:
-        """Return what was counted so far; live."""
-        return self._counts
-
     def storage_backlog(self) -> int:
         """Return how many pages wait to be stored."""
         return self._storage.backlog
@@ -348,10 +343,8 @@ class UnifiedCacheExternalLinker(UnifiedCacheLinker):  # type: ignore[misc]  # S
         self._loads.close(RESET_S_MAX)
         self._offloads.close(RESET_S_MAX)
         self._storage.close(CLOSE_TIMEOUT_S)
-        counted = ", ".join(f"{each.name} {getattr(self._counts, each.name)}" for each in fields(self._counts))
-        logger.info(
-            "unified-cache unlinks %s: %s, %s, %s", self._url, counted, self._storage.counts(), self._store.counts()
-        )
+        counts = self._counts, self._storage.counts(), self._store.counts()
+        logger.info("unified-cache unlinks %s: %s, %s, %s", self._url, *counts)
         self._engine_pools.close()
         self._store.close(CLOSE_TIMEOUT_S)
         self._memory.close()
@@ -375,7 +368,7 @@ class UnifiedCacheExternalLinker(UnifiedCacheLinker):  # type: ignore[misc]  # S
         facts = engine_facts(config, settings)
         pool_facts = {name: linked.facts for name, linked in self._linked.items()}
         store = EngineStore.open(settings.url, settings.store_config, bytes_max=settings.bytes_max)
-        pools = EnginePools(store, lambda names, _: name_bundle(facts, pool_facts, ANCHOR_POOL, names))
+        pools = EnginePools(store, lambda names, _: name_bundle(facts, pool_facts, names))
         for name, linked in self._linked.items():
             pools.add(name, _HostRows(self._memory, linked))
         return pools, store

@@ -11,8 +11,18 @@ from unified_cache.integrations.engine_store.pools import BundleName
 from unified_cache.integrations.sglang.settings import StoreSettings
 
 if TYPE_CHECKING:
-    from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig  # pyright: ignore[reportMissingImports]
+    from sglang.srt.mem_cache.hicache_storage import (  # pyright: ignore[reportMissingImports]
+        HiCacheStorageConfig,
+        PoolTransfer,
+    )
     from sglang.srt.mem_cache.pool_host.base import HostKVCache  # pyright: ignore[reportMissingImports]
+
+ANCHOR_POOL = "kv"
+"""Pool whose pages are of tokens, others may count them otherwise; as PoolName.KV in SGLang 0.5.23."""
+
+ALL_PAGES, TRAILING_PAGES = "all_pages", "trailing_pages"
+DECIDING = frozenset({ALL_PAGES, TRAILING_PAGES})
+"""Hit policies that decide; as PoolHitPolicy in SGLang 0.5.23. Pools of another one, as block groups, do not."""
 
 BUNDLE_NAME_MAX = 20
 """Letters of its first pool's name that a bundle's name begins with."""
@@ -102,13 +112,13 @@ class PoolFacts:
         return f"{self.kind} {self.layout} {self.dtype}, {self.page_size} indices, {buffers} bytes"
 
 
-def name_bundle(
-    engine: EngineFacts, pools: Mapping[str, PoolFacts], anchor: str, bundle: tuple[str, ...]
-) -> BundleName:
-    """Name the bundle of some of an engine's pools, by facts that are the same after a restart.
+def span_of(transfer: "PoolTransfer") -> int:
+    """Return how many pages before an end a look-up asks a pool for."""
+    return SPAN_ALL if transfer.hit_policy == ALL_PAGES else max(1, len(transfer.keys or ()))
 
-    ``anchor`` is the pool whose pages are of tokens; others may count them otherwise.
-    """
+
+def name_bundle(engine: EngineFacts, pools: Mapping[str, PoolFacts], bundle: tuple[str, ...]) -> BundleName:
+    """Name the bundle of some of an engine's pools, by facts that are the same after a restart."""
     facts = {**dict(engine.settings), "page_hash": PAGE_HASH}
     facts |= {f"pool {pool}": pools[pool].text for pool in bundle}
     identity = Identity(
@@ -120,9 +130,9 @@ def name_bundle(
         facts=facts_of(facts),
     )
     name = _bundle_name(bundle)
-    span = SPAN_ALL if bundle == (anchor,) else SPAN_UNKNOWN
+    span = SPAN_ALL if bundle == (ANCHOR_POOL,) else SPAN_UNKNOWN
     component = Component(name, span, (PoolSpec(name, sum(pools[pool].page_bytes for pool in bundle)),))
-    page_tokens = pools.get(anchor, pools[bundle[0]]).page_size
+    page_tokens = pools.get(ANCHOR_POOL, pools[bundle[0]]).page_size
     return BundleName(identity, ModelLayout(page_tokens, (component,)))
 
 
