@@ -37,7 +37,7 @@ FAILURES = (
 """What classes of transformers raise of a configuration, or of a forward, that they cannot have."""
 
 SMALL: Mapping[str, object] = {
-    "vocab_size": VOCABULARY_SIZE,
+    **dict.fromkeys(("vocab_size", "unpadded_vocab_size"), VOCABULARY_SIZE),
     "hidden_size": 64,
     "num_hidden_layers": LAYERS_COUNT,
     "num_attention_heads": HEADS,

@@ -158,7 +158,10 @@ class KeptState:
                 raise LayoutError(f"layer {layer} must keep its state in the cache object, found nothing there")
         layout = _layout(page_size, strands)
         at_once = logits_of(model, DynamicCache(config=model.config), tokens[None]).float()
-        gone_on = logits_of(model, probe, tokens[None, page_size:]).float()
+        try:
+            gone_on = logits_of(model, probe, tokens[None, page_size:]).float()
+        except RuntimeError as error:  # XLM's, which reads no tokens then
+            raise LayoutError(f"{type(model).__name__} must go on from its cache object by tokens: {error}") from error
         apart = float((at_once - gone_on).norm() / at_once.norm())
         if apart > (APART_MAX if model.dtype.itemsize >= torch.float32.itemsize else APART_HALF_MAX):
             raise LayoutError(
