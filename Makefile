@@ -134,7 +134,7 @@ bench-vllm: $(READY)  ## measure our stores under vLLM's own manager beside its 
 bench-sglang: $(READY)  ## measure our stores beside SGLang's file backend, and our tree beside its own
 	@$(BIN)/python -m benchmarks.sglang_figures $(ARGS)
 
-bench: $(READY)  ## run the benchmarks; figures are kept in benchmarks/results; make bench ARGS="--compare OLD NEW" compares
+bench: $(READY)  ## run the benchmarks; figures are kept in benchmarks/results
 	@$(BIN)/python -m benchmarks $(ARGS)
 
 # Where the torch of $(PYTHON) can use a GPU, nothing is installed: constraints.txt has a torch for the CPU.

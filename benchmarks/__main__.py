@@ -1,7 +1,6 @@
-"""Run the benchmarks, or compare two runs.
+"""Run the benchmarks.
 
     python -m benchmarks [--only NAME] [--quick] [--storage-dir DIR] [--json FILE]
-    python -m benchmarks --compare OLD.json NEW.json [--json FILE]
 
 A full run is kept in ``benchmarks/results/full.json``, in place of the one before; other runs where ``--json`` says.
 """
@@ -19,20 +18,18 @@ from rich.console import Console
 
 from benchmarks.buckets import bucket_figures
 from benchmarks.coded import coded_figures
-from benchmarks.compare import KeptRun, compare_runs, print_compared, record_compared
 from benchmarks.components import components_figures
 from benchmarks.copies import copies_figures
 from benchmarks.depth import depth_figures
 from benchmarks.files import files_figures
 from benchmarks.guard import guard_figures
-from benchmarks.keys import keys_figures
+from benchmarks.lmcache import lmcache_figures
 from benchmarks.machine import calibrate, machine
 from benchmarks.measure import Figure
 from benchmarks.mooncake import mooncake_figures
 from benchmarks.plan import FULL, QUICK, BenchmarkPlan, Effort
 from benchmarks.remote import remote_figures
 from benchmarks.report import FULL_RUN, BenchmarkRun, print_run, record, write_json
-from benchmarks.rows import rows_figures
 from benchmarks.trees import evict_figures, insert_figures, lock_figures, match_figures
 
 Section = Callable[[BenchmarkPlan], Iterator[Figure]]
@@ -43,14 +40,13 @@ SECTIONS: dict[str, Section] = {
     "evict": evict_figures,
     "lock": lock_figures,
     "components": components_figures,
-    "keys": keys_figures,
     "copies": copies_figures,
     "files": files_figures,
-    "rows": rows_figures,
     "depth": depth_figures,
     "guard": guard_figures,
     "coded": coded_figures,
     "remote": remote_figures,
+    "lmcache": lmcache_figures,
     "mooncake": mooncake_figures,
     "bucket": bucket_figures,
 }
@@ -76,22 +72,6 @@ def run_sections(
     return BenchmarkRun(started, time.monotonic() - began, at, os.getloadavg(), calibration, tuple(figures))
 
 
-def compare_files(old: Path, new: Path, json: Path | None, console: Console) -> int:
-    """Print how two kept runs differ, and write it to ``json``; return the exit status: 1 where a figure is slower.
-
-    Raises:
-        typer.BadParameter: a file holds no run.
-    """
-    try:
-        compared = compare_runs(KeptRun.read(old), KeptRun.read(new))
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--compare") from error
-    print_compared(compared, console)
-    if json is not None:
-        write_json(record_compared(compared), json)
-    return 1 if compared.flagged else 0
-
-
 def main(
     only: Annotated[list[str] | None, typer.Option(help=f"Measure this alone: {', '.join(SECTIONS)}.")] = None,
     json: Annotated[
@@ -103,20 +83,9 @@ def main(
         Path | None,
         typer.Option(help="Directory on the file system to measure.", exists=True, file_okay=False, writable=True),
     ] = None,
-    compare: Annotated[
-        tuple[Path, Path] | None,
-        typer.Option(
-            metavar="OLD NEW",
-            help="Measure nothing; compare two kept runs. Fails where a figure is more than 10 % slower.",
-            exists=True,
-            dir_okay=False,
-        ),
-    ] = None,
 ) -> None:
-    """Measure what the cache costs on this machine, and print and keep the figures; or compare two kept runs."""
+    """Measure what the cache costs on this machine, and print and keep the figures."""
     console = Console(width=None if sys.stdout.isatty() else 200)
-    if compare is not None:
-        raise typer.Exit(compare_files(*compare, json, console))
     names = only or list(SECTIONS)
     for name in names:
         if name not in SECTIONS:

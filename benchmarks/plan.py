@@ -15,7 +15,6 @@ class Effort:
     nodes_counts: tuple[int, ...]
     insert_rounds: int
     evict_rounds: int
-    keys_rounds: int
     copy_rounds: int
     copy_bytes: int
     file_rounds: int
@@ -31,7 +30,6 @@ FULL = Effort(
     nodes_counts=(1_000, 10_000),
     insert_rounds=240,
     evict_rounds=200,
-    keys_rounds=20,
     copy_rounds=9,
     copy_bytes=128 << 20,
     file_rounds=41,
@@ -47,7 +45,6 @@ QUICK = Effort(
     nodes_counts=(1_000,),
     insert_rounds=40,
     evict_rounds=40,
-    keys_rounds=4,
     copy_rounds=3,
     copy_bytes=64 << 20,
     file_rounds=5,
