@@ -70,11 +70,6 @@ class ObjectBuffers(NamedTuple):
     sizes: list[int]
     """Of each pointer; no empty ones."""
 
-    @property
-    def is_whole(self) -> bool:
-        """Whether it lies in one buffer."""
-        return len(self.pointers) == 1
-
 
 def pointer_to(memory: memoryview) -> int:
     """Return where memory lies; the caller keeps it alive."""
@@ -94,7 +89,7 @@ def object_buffers(number: int, page: PageIO) -> ObjectBuffers:
 
 
 def batches(objects: Sequence[ObjectBuffers]) -> Iterator[Sequence[ObjectBuffers]]:
-    """Cut a run of objects into calls, of objects in one buffer each or of objects in several; a large one goes alone.
+    """Cut a run of objects into calls; a large one goes alone.
 
     No call names an object twice: of two buffers for one key the client fills the last, and says it filled both.
     """
@@ -102,12 +97,7 @@ def batches(objects: Sequence[ObjectBuffers]) -> Iterator[Sequence[ObjectBuffers
     names: set[str] = set()
     for end, item in enumerate(objects):
         taken_bytes += item.object_bytes
-        if end > start and (
-            taken_bytes > BATCH_BYTES
-            or end - start >= BATCH_OBJECTS
-            or item.name in names
-            or item.is_whole is not objects[start].is_whole
-        ):
+        if end > start and (taken_bytes > BATCH_BYTES or end - start >= BATCH_OBJECTS or item.name in names):
             yield objects[start:end]
             start, taken_bytes = end, item.object_bytes
             names.clear()
@@ -225,22 +215,17 @@ class MooncakeClient:
         return codes
 
     def putting(self, objects: Sequence[ObjectBuffers], config: "ReplicateConfig") -> NativeCall:
-        """Make ready the call that stores objects, all in one buffer each or all in several."""
-        names, store = [item.name for item in objects], self._store
+        """Make ready the call that stores objects."""
+        names = [item.name for item in objects]
         pointers, sizes = [item.pointers for item in objects], [item.sizes for item in objects]
-        if objects[0].is_whole:
-            ends = [each[0] for each in pointers], [each[0] for each in sizes]
-            return partial(self._ask, names, partial(store.batch_put_from, names, *ends, config))
-        return partial(self._ask, names, partial(store.batch_put_from_multi_buffers, names, pointers, sizes, config))
+        put = partial(self._store.batch_put_from_multi_buffers, names, pointers, sizes, config)
+        return partial(self._ask, names, put)
 
     def getting(self, objects: Sequence[ObjectBuffers]) -> NativeCall:
-        """Make ready the call that reads objects, as ``putting``; it returns their sizes, or codes."""
-        names, store = [item.name for item in objects], self._store
+        """Make ready the call that reads objects; it returns their sizes, or codes."""
+        names = [item.name for item in objects]
         pointers, sizes = [item.pointers for item in objects], [item.sizes for item in objects]
-        if objects[0].is_whole:
-            ends = [each[0] for each in pointers], [each[0] for each in sizes]
-            return partial(self._ask, names, partial(store.batch_get_into, names, *ends))
-        return partial(self._ask, names, partial(store.batch_get_into_multi_buffers, names, pointers, sizes))
+        return partial(self._ask, names, partial(self._store.batch_get_into_multi_buffers, names, pointers, sizes))
 
     def put_config(self, groups: Sequence[str] = (), *, pinned: bool = False, node: str = "") -> "ReplicateConfig":
         """Return how to store objects of these groups, one each, or of none; on ``node`` where it has room."""

@@ -49,6 +49,15 @@ from unified_cache.storage_backends.protocol import (
 
 NAME = "mooncake"
 
+FULL_PAUSES_S = (0.01, 0.04)
+"""A full cluster evicts in the background: so long it is given, once a call, before what has no room is declined."""
+
+QUOTA_EXCEEDED = -1700
+"""A tenant's own lack of room."""
+
+_NO_ROOM = frozenset({ResultCode.NO_ROOM, QUOTA_EXCEEDED})
+_UNREADABLE = frozenset({ResultCode.TRANSFER_FAILED, ResultCode.CHECKSUM_MISMATCH, ResultCode.NOT_READY})
+
 
 class MooncakeStorage(Store):
     """Keep sealed pages in the memory of a cluster's nodes.
@@ -62,7 +71,7 @@ class MooncakeStorage(Store):
     ) -> None:
         self._client = client
         self._capability = Capability(NAME, durable=False, bytes_max=capacity_bytes, call_bytes=NETWORK_BYTES)
-        self._io = MooncakeIo(client, sleep)
+        self._sleep = sleep
         self._manifests = ManifestObjects(client)
         self._regions: set[tuple[int, int]] = set()
         self._listed: tuple[bytes, list[str]] = (b"", [])
@@ -113,7 +122,7 @@ class MooncakeStorage(Store):
         """Read each page straight into its buffers, node by node; what a failing node has is UNAVAILABLE."""
         with self._calls:
             objects = [object_buffers(number, page) for number, page in enumerate(pages)]
-            answers = self._io.read([item for item in objects if item.object_bytes])
+            answers = self._read([item for item in objects if item.object_bytes])
             return [answers.get(number, Answer.MISS) for number in range(len(pages))]
 
     def put(self, pages: Sequence[PageIO], level: Level) -> list[Answer]:
@@ -134,7 +143,7 @@ class MooncakeStorage(Store):
             there = {name for name, exists in zip(names, self._client.exist(names), strict=True) if exists}
             self._manifests.put_again(name for name in manifests if name not in there)
             known = self._client.locations_of([name for name in names[len(manifests) :] if name in there])
-            return self._io.write(objects, known, grouped=not self._manifests.are_single(identities))
+            return self._write(objects, known, grouped=not self._manifests.are_single(identities))
 
     def touch(self, labels: Sequence[Label]) -> None:
         """Make the master lease objects, as ``exists`` does: they become recent, the first label most of all."""
@@ -204,6 +213,145 @@ class MooncakeStorage(Store):
         with self._guard:
             self._listed = (identity, names)
         return names
+
+    def _write(
+        self, objects: Sequence[ObjectBuffers], known: dict[str, ReplicaLocation], *, grouped: bool
+    ) -> list[Answer]:
+        """Store objects; ``known`` are those of them that the cluster has. STORED for each that it has in the end.
+
+        ``grouped`` has the objects of one page evicted together, at a price of some percent.
+
+        A result of 0 says little: it is that of a key which another writer has reserved, too. So what was written is
+        asked for, first pages last: they are the most recent ones then.
+        """
+        foreign = {item.name for item in objects if item.name in known and not _fits(item, known[item.name])}
+        if foreign:
+            self._client.remove(list(foreign))
+        fresh = [item for item in objects if item.name not in known or item.name in foreign]
+        accepted, declined = self._write_all(fresh, grouped=grouped) if fresh else ([], set())
+        names = [item.name for item in reversed(accepted)]
+        whole = {name for name, exists in zip(names, self._client.exist_aged(names), strict=True) if exists}
+        self._client.locations.forget(names)
+        whole |= known.keys() - foreign
+        return [
+            Answer.STORED if item.name in whole else Answer.DECLINED if item.name in declined else Answer.UNAVAILABLE
+            for item in objects
+        ]
+
+    def _write_all(self, objects: Sequence[ObjectBuffers], *, grouped: bool) -> tuple[list[ObjectBuffers], set[str]]:
+        """Put batch after batch, none after a failed transfer; return what was accepted, and names that had no room."""
+        endpoints = self._client.endpoints
+        pauses = list(FULL_PAUSES_S)
+        accepted: list[ObjectBuffers] = []
+        declined: set[str] = set()
+        node = self._client.choice.node()
+        for batch, put in [(batch, self._put(batch, node, grouped=grouped)) for batch in batches(objects)]:
+            admission = endpoints.admit(node)
+            if admission is None:
+                break
+            with admission:
+                codes = put()
+                if any(codes):
+                    codes = self._put_again(batch, codes, pauses, grouped=grouped)
+                if ResultCode.TRANSFER_FAILED in codes:
+                    endpoints.failed(node)
+            accepted += [item for item, code in zip(batch, codes, strict=True) if not code]
+            declined |= {item.name for item, code in zip(batch, codes, strict=True) if code in _NO_ROOM}
+            strange = set(codes) - _NO_ROOM - {0, ResultCode.TRANSFER_FAILED}
+            if strange:
+                raise StorageError(f"Mooncake refused a put (codes {sorted(strange)})", retryable=False)
+        return accepted, declined
+
+    def _put_again(
+        self, batch: Sequence[ObjectBuffers], codes: list[int], pauses: list[float], *, grouped: bool
+    ) -> list[int]:
+        """Put those that had no room again after each of the pauses that are left; return the codes after that."""
+        while pauses and not _NO_ROOM.isdisjoint(codes):
+            self._sleep(pauses.pop(0))
+            declined = [at for at, code in enumerate(codes) if code in _NO_ROOM]
+            again = self._put([batch[at] for at in declined], "", grouped=grouped)()
+            for at, code in zip(declined, again, strict=True):
+                codes[at] = code
+        return codes
+
+    def _put(self, batch: Sequence[ObjectBuffers], node: str, *, grouped: bool) -> NativeCall:
+        config = self._client.put_config([_page_of(item.name) for item in batch] if grouped else (), node=node)
+        return self._client.putting(batch, config)
+
+    def _read(self, objects: Sequence[ObjectBuffers]) -> dict[int, Answer]:
+        """Fill buffers; return the answer for each item by its number.
+
+        Node by node, so that one which fails takes no page of another with it, and the first pages last. An object of
+        another size is removed.
+        """
+        endpoints = self._client.endpoints
+        answers: dict[int, Answer] = {}
+        by_endpoint: dict[str, list[ObjectBuffers]] = {}
+        for item, endpoint in self._found(objects, answers):
+            answers[item.number] = Answer.UNAVAILABLE
+            by_endpoint.setdefault(endpoint, []).append(item)
+        for endpoint, held in by_endpoint.items():
+            for batch, get in [(batch, self._client.getting(batch)) for batch in batches(held[::-1])]:
+                admission = endpoints.admit(endpoint)
+                if admission is None:
+                    break
+                with admission:
+                    answers |= self._read_batch(batch, get, endpoint)
+        return answers
+
+    def _found(self, objects: Sequence[ObjectBuffers], answers: dict[int, Answer]) -> list[tuple[ObjectBuffers, str]]:
+        """Return those objects that can be read, and whom from; set the answers for the others."""
+        client = self._client
+        names = [item.name for item in objects]
+        known = client.locations.find(names)
+        out: set[str] = set()
+        foreign: set[str] = set()
+        unsure = [item for item in objects if item.name not in known or not _fits(item, known[item.name])]
+        if unsure:
+            asked, foreign = self._located(unsure)
+            out = foreign | {item.name for item in unsure if item.name not in asked}
+            known |= asked
+        for item in objects:
+            if item.name in foreign:
+                answers[item.number] = Answer.FLAWED
+            elif item.name in out:
+                answers[item.number] = Answer.MISS
+        return [(item, known[item.name].endpoint) for item in objects if item.number not in answers]
+
+    def _located(self, objects: Sequence[ObjectBuffers]) -> tuple[dict[str, ReplicaLocation], set[str]]:
+        """Ask the master where objects lie; remove those of another size, and return which they are."""
+        asked = self._client.locate([item.name for item in reversed(objects)])
+        foreign = {item.name for item in objects if item.name in asked and not _fits(item, asked[item.name])}
+        if foreign:
+            self._client.remove(list(foreign))
+        return asked, foreign
+
+    def _read_batch(self, batch: Sequence[ObjectBuffers], get: NativeCall, endpoint: str) -> dict[int, Answer]:
+        client = self._client
+        codes = get()
+        if codes == [item.object_bytes for item in batch]:
+            return {item.number: Answer.HIT for item in batch}
+        read = list(zip(batch, codes, strict=True))
+        answers = {item.number: _answer(item, code) for item, code in read}
+        missed = [(item, code) for item, code in read if not answers[item.number]]
+        client.locations.forget([item.name for item, _ in missed])
+        failed = [item for item, code in missed if code == ResultCode.TRANSFER_FAILED]
+        if failed:
+            # The library says so of an object of another size, too, which is no fault of its node.
+            _, foreign = self._located(failed)
+            answers |= {item.number: Answer.FLAWED for item in failed if item.name in foreign}
+            if not foreign.issuperset(item.name for item in failed):
+                client.endpoints.failed(endpoint)
+        damaged = [item.name for item, code in missed if code == ResultCode.CHECKSUM_MISMATCH]
+        if damaged:
+            client.remove(damaged)
+        expired = [item for item, code in missed if code == ResultCode.LEASE_EXPIRED]
+        if len(expired) > 1:
+            # Together they took longer than their lease; each half has a lease of its own.
+            middle = len(expired) // 2
+            for half in (expired[:middle], expired[middle:]):
+                answers |= self._read_batch(half, self._client.getting(half), endpoint)
+        return answers
 
 
 def open_url(rest: str, bytes_max: int | None) -> MooncakeStorage:
@@ -301,155 +449,6 @@ class ManifestObjects:
 
 def _name_of(identity: bytes) -> str:
     return f"{identity.hex()}/{MANIFEST_NAME}"
-
-
-FULL_PAUSES_S = (0.01, 0.04)
-"""A full cluster evicts in the background: so long it is given, once a call, before what has no room is declined."""
-
-QUOTA_EXCEEDED = -1700
-"""A tenant's own lack of room."""
-
-_NO_ROOM = frozenset({ResultCode.NO_ROOM, QUOTA_EXCEEDED})
-_UNREADABLE = frozenset({ResultCode.TRANSFER_FAILED, ResultCode.CHECKSUM_MISMATCH, ResultCode.NOT_READY})
-
-
-class MooncakeIo:
-    """Puts and gets over a client. Thread-safe."""
-
-    def __init__(self, client: MooncakeClient, sleep: Callable[[float], None] = time.sleep) -> None:
-        self._client = client
-        self._sleep = sleep
-
-    def write(
-        self, objects: Sequence[ObjectBuffers], known: dict[str, ReplicaLocation], *, grouped: bool
-    ) -> list[Answer]:
-        """Store objects; ``known`` are those of them that the cluster has. STORED for each that it has in the end.
-
-        ``grouped`` has the objects of one page evicted together, at a price of some percent.
-
-        A result of 0 says little: it is that of a key which another writer has reserved, too. So what was written is
-        asked for, first pages last: they are the most recent ones then.
-        """
-        foreign = {item.name for item in objects if item.name in known and not _fits(item, known[item.name])}
-        if foreign:
-            self._client.remove(list(foreign))
-        fresh = [item for item in objects if item.name not in known or item.name in foreign]
-        accepted, declined = self._write_all(fresh, grouped=grouped) if fresh else ([], set())
-        names = [item.name for item in reversed(accepted)]
-        whole = {name for name, exists in zip(names, self._client.exist_aged(names), strict=True) if exists}
-        self._client.locations.forget(names)
-        whole |= known.keys() - foreign
-        return [
-            Answer.STORED if item.name in whole else Answer.DECLINED if item.name in declined else Answer.UNAVAILABLE
-            for item in objects
-        ]
-
-    def _write_all(self, objects: Sequence[ObjectBuffers], *, grouped: bool) -> tuple[list[ObjectBuffers], set[str]]:
-        """Put batch after batch, none after a failed transfer; return what was accepted, and names that had no room."""
-        endpoints = self._client.endpoints
-        pauses = list(FULL_PAUSES_S)
-        accepted: list[ObjectBuffers] = []
-        declined: set[str] = set()
-        node = self._client.choice.node()
-        for batch, put in [(batch, self._put(batch, node, grouped=grouped)) for batch in batches(objects)]:
-            admission = endpoints.admit(node)
-            if admission is None:
-                break
-            with admission:
-                codes = put()
-                if any(codes):
-                    codes = self._put_again(batch, codes, pauses, grouped=grouped)
-                if ResultCode.TRANSFER_FAILED in codes:
-                    endpoints.failed(node)
-            accepted += [item for item, code in zip(batch, codes, strict=True) if not code]
-            declined |= {item.name for item, code in zip(batch, codes, strict=True) if code in _NO_ROOM}
-            strange = set(codes) - _NO_ROOM - {0, ResultCode.TRANSFER_FAILED}
-            if strange:
-                raise StorageError(f"Mooncake refused a put (codes {sorted(strange)})", retryable=False)
-        return accepted, declined
-
-    def _put_again(
-        self, batch: Sequence[ObjectBuffers], codes: list[int], pauses: list[float], *, grouped: bool
-    ) -> list[int]:
-        """Put those that had no room again after each of the pauses that are left; return the codes after that."""
-        while pauses and not _NO_ROOM.isdisjoint(codes):
-            self._sleep(pauses.pop(0))
-            declined = [at for at, code in enumerate(codes) if code in _NO_ROOM]
-            again = self._put([batch[at] for at in declined], "", grouped=grouped)()
-            for at, code in zip(declined, again, strict=True):
-                codes[at] = code
-        return codes
-
-    def _put(self, batch: Sequence[ObjectBuffers], node: str, *, grouped: bool) -> NativeCall:
-        config = self._client.put_config([_page_of(item.name) for item in batch] if grouped else (), node=node)
-        return self._client.putting(batch, config)
-
-    def read(self, objects: Sequence[ObjectBuffers]) -> dict[int, Answer]:
-        """Fill buffers; return the answer for each item by its number.
-
-        Node by node, so that one which fails takes no page of another with it, and the first pages last. An object of
-        another size is removed.
-        """
-        endpoints = self._client.endpoints
-        answers: dict[int, Answer] = {}
-        by_endpoint: dict[str, list[ObjectBuffers]] = {}
-        for item, endpoint in self._found(objects, answers):
-            answers[item.number] = Answer.UNAVAILABLE
-            by_endpoint.setdefault(endpoint, []).append(item)
-        for endpoint, held in by_endpoint.items():
-            for batch, get in [(batch, self._client.getting(batch)) for batch in batches(held[::-1])]:
-                admission = endpoints.admit(endpoint)
-                if admission is None:
-                    break
-                with admission:
-                    answers |= self._read(batch, get, endpoint)
-        return answers
-
-    def _found(self, objects: Sequence[ObjectBuffers], answers: dict[int, Answer]) -> list[tuple[ObjectBuffers, str]]:
-        """Return those objects that can be read, and whom from; set the answers for the others."""
-        client = self._client
-        names = [item.name for item in objects]
-        known = client.locations.find(names)
-        out: set[str] = set()
-        foreign: list[str] = []
-        unsure = [item for item in objects if item.name not in known or not _fits(item, known[item.name])]
-        if unsure:
-            unsure_names = [item.name for item in reversed(unsure)]
-            asked = client.locate(unsure_names)
-            foreign = [item.name for item in unsure if item.name in asked and not _fits(item, asked[item.name])]
-            if foreign:
-                client.remove(foreign)
-            out.update(foreign, set(unsure_names).difference(asked))
-            known |= asked
-        for item in objects:
-            if item.name in foreign:
-                answers[item.number] = Answer.FLAWED
-            elif item.name in out:
-                answers[item.number] = Answer.MISS
-        return [(item, known[item.name].endpoint) for item in objects if item.number not in answers]
-
-    def _read(self, batch: Sequence[ObjectBuffers], get: NativeCall, endpoint: str) -> dict[int, Answer]:
-        client = self._client
-        codes = get()
-        if codes == [item.object_bytes for item in batch]:
-            return {item.number: Answer.HIT for item in batch}
-        read = list(zip(batch, codes, strict=True))
-        answers = {item.number: _answer(item, code) for item, code in read}
-        missed = [(item, code) for item, code in read if not answers[item.number]]
-        client.locations.forget([item.name for item, _ in missed])
-        failed = {code for _, code in missed}
-        if ResultCode.TRANSFER_FAILED in failed:
-            client.endpoints.failed(endpoint)
-        damaged = [item.name for item, code in missed if code == ResultCode.CHECKSUM_MISMATCH]
-        if damaged:
-            client.remove(damaged)
-        expired = [item for item, code in missed if code == ResultCode.LEASE_EXPIRED]
-        if len(expired) > 1:
-            # Together they took longer than their lease; each half has a lease of its own.
-            middle = len(expired) // 2
-            for half in (expired[:middle], expired[middle:]):
-                answers |= self._read(half, self._client.getting(half), endpoint)
-        return answers
 
 
 def _answer(item: ObjectBuffers, code: int) -> Answer:

@@ -124,18 +124,9 @@ def test_batches_keep_order_and_bounds_and_a_large_object_goes_alone() -> None:
     assert list(batches([])) == []
 
 
-@pytest.mark.parametrize(
-    ("objects", "expected"),
-    [
-        ([item(0, 1, "a"), item(1, 1, "a"), item(2, 1, "b"), item(3, 1, "a")], [[0], [1, 2], [3]]),
-        ([item(0, 1), ObjectBuffers(1, "1", 30, [0, 8], [10, 20]), item(2, 1), item(3, 1)], [[0], [1], [2, 3]]),
-    ],
-    ids=["one that is there twice", "one in several buffers"],
-)
-def test_a_batch_names_no_object_twice_and_is_of_objects_in_one_buffer_or_of_objects_in_several(
-    objects: list[ObjectBuffers], expected: list[list[int]]
-) -> None:
-    assert [[each.number for each in batch] for batch in batches(objects)] == expected
+def test_a_batch_names_no_object_twice() -> None:
+    objects = [item(number, 1, name) for number, name in enumerate("aaba")]
+    assert [[each.number for each in batch] for batch in batches(objects)] == [[0], [1, 2], [3]]
 
 
 # ---- nodes ---------------------------------------------------------------------------------------------------------
