@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from threading import Lock
 
 from unified_cache.core.errors import ClosedError, ConfigError, StorageError
-from unified_cache.core.seal import Label
+from unified_cache.core.seal import HEADER_BYTES, Label, may_be_coded
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.storage_backends.common.lru import StoreLru
 from unified_cache.storage_backends.common.names import check_scan
@@ -69,16 +69,22 @@ class MemoryStorage(Store):
             return [self._lru.size_of(label) for label in labels]
 
     def get(self, pages: Sequence[PageIO]) -> list[Answer]:
-        """Copy each page into its buffers. A page of another length is dropped."""
+        """Copy each page into its buffers; one of another length is dropped, unless it may be the page, coded."""
+        answers: list[Answer] = []
         with self._guard:
             self._check_open()
-            hits = self._lru.find([page.label for page in pages], self._sizes_of(pages))
-            for page, hit in zip(pages, hits, strict=True):
-                if hit:
+            for page, object_bytes in zip(pages, self._sizes_of(pages), strict=True):
+                known = self._lru.size_of(page.label)
+                if known == object_bytes:
                     self._fill(page, self._pages[page.label])
-                elif hit is Answer.FLAWED and self._pages.pop(page.label, None) is not None:
-                    self._removed.record((page.label,))
-            return hits
+                    answers.append(Answer.HIT)
+                elif known is None or may_be_coded(object_bytes - HEADER_BYTES, known):
+                    answers.append(Answer.MISS)
+                else:
+                    self._drop(page.label)
+                    answers.append(Answer.FLAWED)
+            self._lru.touch([page.label for page in reversed(pages)])
+        return answers
 
     def put(self, pages: Sequence[PageIO], level: Level) -> list[Answer]:
         """Copy pages in, as far as there is room; DURABLE raises StorageError, which memory cannot promise."""

@@ -426,6 +426,16 @@ def test_a_call_of_its_own_is_made_even_where_nobody_waits_for_it() -> None:
     assert call_within(PATIENCE_S, "close", lambda: 7) == 7
 
 
+def test_a_call_without_a_deadline_that_is_given_up_names_no_time() -> None:
+    threads, gates = CallThreads("named", 1), Gates()
+    call = threads.submit(gates.work("a"), name="close")
+    assert gates.begun.get(timeout=PATIENCE_S) == "a"
+    assert threads.give_up(call)
+    assert str(call.take_error()) == "the store did not return from close"
+    gates.gates["a"].set()
+    threads.close(PATIENCE_S)
+
+
 def test_work_on_the_callers_own_thread_is_a_call_too() -> None:
     seen: list[BoundedCall[object] | None] = []
     call = run_here(lambda: seen.append(current_call()))

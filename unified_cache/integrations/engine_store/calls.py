@@ -66,6 +66,8 @@ makes on its own thread: the store cuts them, and has several calls under way.""
 SMALL_ROW_BYTES = 2048
 """Below this a copy is over before another thread could take the interpreter lock."""
 
+_ANSWERS = tuple(Answer)
+
 OnEnd = Callable[[list[Answer]], None]
 """Takes the answers of a call that is over, in the order of its pages; the rows are the engine's again."""
 
@@ -151,14 +153,14 @@ class Piece:
 
     def read_rows(self, number: int) -> bool:
         """Bring the rows of a page to where the store reads them; False if they are revoked."""
-        self._count([number])
         return True
 
     def fill_rows(self, numbers: Sequence[int], answers: Sequence[Answer]) -> None:
         """Bring the hits among these pages into their rows, unless these are revoked."""
-        self._count([number for number, answer in zip(numbers, answers, strict=True) if answer is Answer.HIT])
+        self.count([number for number, answer in zip(numbers, answers, strict=True) if answer is Answer.HIT])
 
-    def _count(self, numbers: Sequence[int]) -> None:
+    def count(self, numbers: Sequence[int]) -> None:
+        """Count the payload of these pages as moved."""
         places = self.cut.places
         self.copied_bytes += sum([places[number][1] - places[number][0] - HEADER_BYTES for number in numbers])
 
@@ -204,7 +206,7 @@ class BufferedPiece(Piece):
         hit, unavailable = Answer.HIT, Answer.UNAVAILABLE
         with self._guard:
             answers = [hit if there else unavailable for there in memory.read_memory(with_headers(self._pages))]
-        self._count([number for number, answer in enumerate(answers) if answer is hit])
+        self.count([number for number, answer in enumerate(answers) if answer is hit])
         return answers
 
     def ios(self, numbers: Sequence[int]) -> list[PageIO]:
@@ -227,7 +229,6 @@ class BufferedPiece(Piece):
                 else:
                     np.copyto(self._bytes[start:end], np.frombuffer(row, np.uint8))
                 start = end
-        self._count([number])
         return True
 
     def fill_rows(self, numbers: Sequence[int], answers: Sequence[Answer]) -> None:
@@ -243,7 +244,7 @@ class BufferedPiece(Piece):
                     else:
                         np.copyto(np.frombuffer(row, np.uint8), self._bytes[start:end])
                     start = end
-        self._count(hits)
+        self.count(hits)
 
 
 class Part:
@@ -530,7 +531,7 @@ class CallCounts:
         if method is Method.GET or method is Method.PUT:
             self._bytes[method] += copied_bytes
         left_count = len(answers)
-        for answer in Answer:
+        for answer in _ANSWERS:
             if not left_count:
                 break
             count = answers.count(answer)
@@ -600,8 +601,9 @@ def ask(call: EngineCall, piece: Piece, store: Store, read: list[Answer], clock:
 
 def _put(store: Store, piece: Piece, known: list[Answer], level: Level | None) -> list[Answer]:
     """Seal the pages that the store does not have, and put them; not without a level."""
-    answers = [Answer.STORED if answer else Answer.UNAVAILABLE for answer in known]
-    numbers = [number for number, answer in enumerate(known) if not answer]
+    hit, stored, unavailable = Answer.HIT, Answer.STORED, Answer.UNAVAILABLE
+    answers = [stored if answer is hit else unavailable for answer in known]
+    numbers = [number for number, answer in enumerate(known) if answer is not hit]
     if level is None or not numbers:
         return answers
     ios = piece.ios(numbers)
@@ -610,6 +612,7 @@ def _put(store: Store, piece: Piece, known: list[Answer], level: Level | None) -
         if not piece.read_rows(number):
             return answers
         seal_buffers(io.buffers, io.label)
+    piece.count(numbers)
     for number, answer in zip(numbers, store.put(ios, level), strict=True):
         answers[number] = answer
     return answers

@@ -160,7 +160,8 @@ class BoundedCall(Generic[Result]):
         late = self._late
         if late is None:
             return StorageTimeoutError("the work was given up between two calls to the store", self)
-        return StorageTimeoutError(f"the store did not return from {late.name} within {late.deadline_s:.6g} s", self)
+        within = "" if math.isinf(late.deadline_s) else f" within {late.deadline_s:.6g} s"
+        return StorageTimeoutError(f"the store did not return from {late.name}{within}", self)
 
     def make(self) -> None:
         """Do the work on this thread and keep what it returns or raises; as a part of the call that it runs, if any."""

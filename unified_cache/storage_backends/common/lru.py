@@ -6,8 +6,8 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Collection, Container, Iterable, Sequence
 
 from unified_cache.core.errors import ConfigError
-from unified_cache.core.seal import HEADER_BYTES, Label, may_be_coded
-from unified_cache.storage_backends.protocol import NAMES_MAX, Answer, PageIO, Scan, StoredObject
+from unified_cache.core.seal import Label
+from unified_cache.storage_backends.protocol import NAMES_MAX, Scan, StoredObject
 
 
 class StoreLru:
@@ -61,10 +61,6 @@ class StoreLru:
         """Return the least recently used objects, by their labels."""
         return list(itertools.islice(self._objects, count))
 
-    def use(self, pages: Sequence[PageIO]) -> None:
-        """Make known objects the most recent ones, the first page most of all."""
-        self.touch([page.label for page in reversed(pages)])
-
     def forget(self, label: Label) -> int:
         """Drop an object; return the bytes it had, 0 if it was not known."""
         object_bytes = self._objects.pop(label, None)
@@ -89,40 +85,21 @@ class StoreLru:
             return [], needed_bytes - self.bytes_max
         return self.least_recent(short_bytes, keep)
 
-    def least_recent(self, short_bytes: int, keep: Container[Label]) -> tuple[list[StoredObject], int]:
-        """Name the least recent objects that come to ``short_bytes``, none in ``keep``, and what is short after all."""
+    def least_recent(
+        self, short_bytes: int, keep: Container[Label], count_min: int = 0
+    ) -> tuple[list[StoredObject], int]:
+        """Name the least recent objects that come to ``short_bytes``, ``count_min`` at least, none in ``keep``.
+
+        Return what is short after all, too.
+        """
         named: list[StoredObject] = []
         for label, object_bytes in self._objects.items():
-            if short_bytes <= 0:
+            if short_bytes <= 0 and len(named) >= count_min:
                 break
             if label not in keep:
                 named.append(StoredObject(label, object_bytes))
                 short_bytes -= self.taken_bytes(object_bytes)
         return named, max(short_bytes, 0)
-
-    def least_recent_count(self, count: int, keep: Container[Label]) -> list[StoredObject]:
-        """Name so many of the least recent objects, or all, none in ``keep``."""
-        free = (StoredObject(*each) for each in self._objects.items() if each[0] not in keep)
-        return list(itertools.islice(free, count))
-
-    def find(self, labels: Sequence[Label], sizes: Sequence[int]) -> list[Answer]:
-        """Return which objects are known at these sizes and make them recent; those of another size are forgotten.
-
-        One that may be the page, coded, is a MISS and stays: see ``wrappers.coded``.
-        """
-        size_of = self._objects.get
-        hits: list[Answer] = []
-        for label, object_bytes in zip(labels, sizes, strict=True):
-            known = size_of(label)
-            if known == object_bytes:
-                hits.append(Answer.HIT)
-            elif known is None or may_be_coded(object_bytes - HEADER_BYTES, known):
-                hits.append(Answer.MISS)
-            else:
-                hits.append(Answer.FLAWED)
-                self.forget(label)
-        self.touch(reversed(labels))
-        return hits
 
     def store(
         self, labels: Sequence[Label], sizes: Sequence[int], also: Collection[Label] = ()

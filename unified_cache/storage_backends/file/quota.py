@@ -291,9 +291,7 @@ class FileQuota:
         while self._know():
             with self._guard:
                 unnamed = keep.union(each.label for each in self._under_way)
-                victims, _ = self._lru.least_recent(short_bytes, unnamed)
-                if len(victims) < count_min:
-                    victims = self._lru.least_recent_count(count_min, unnamed)
+                victims, _ = self._lru.least_recent(short_bytes, unnamed, count_min)
                 self._forget(victim.label for victim in victims)
             evicted = self._evict(victims)
             if evicted.removed_count:

@@ -172,7 +172,7 @@ class PageIndex:
                     answers.append(Answer.FLAWED)
                     slot = None
                 slots.append(slot)
-            self.lru.use(found)
+            self.lru.touch([page.label for page in reversed(found)])
             return slots, answers, self._take_out(misfits) if misfits else []
 
     def slots_of(self, pages: Sequence[PageIO]) -> list[SegmentSlot | None]:
