@@ -4,19 +4,15 @@ A process is frozen by SIGSTOP, a file system by calls of the system that do not
 """
 
 import errno
-import hashlib
-import itertools
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import count
 from pathlib import Path
 from threading import Event, Thread
 
-import numpy as np
 import pytest
 
 from tests.support import store_calls
@@ -33,11 +29,7 @@ from unified_cache.cli import storage as storage_commands
 from unified_cache.cli import tool_calls
 from unified_cache.controller import NotStarted, Operation, OperationState
 from unified_cache.core.config import GuardConfig
-from unified_cache.core.page import PageKey
-from unified_cache.core.pool import Component, Identity, ModelLayout, PoolSpec, Tier
-from unified_cache.core.window import SPAN_ALL
-from unified_cache.integrations.engine_store import EngineStore, EngineStoreConfig
-from unified_cache.integrations.engine_store.pools import AffineRows, BundleName, BundlePages, EnginePools, PoolNeed
+from unified_cache.core.pool import Tier
 from unified_cache.integrations.vllm import lookups
 from unified_cache.integrations.vllm.chunks import ChunkTier
 from unified_cache.integrations.vllm.settings import TierSettings
@@ -49,12 +41,8 @@ from unified_cache.storage_backends.url import open_storage
 GUARD = GuardConfig(deadline_s=0.9)
 LATE_S = 0.85
 """For copies, and a machine that wakes a thread late: less than a second deadline."""
-CHAIN = 100
-"""Pages of a chain that a look-up asks for in several calls."""
 CLIENT = "timeout_s=0.2"
 """A client of the service that is done with all its tries a little before the guard is."""
-POOLS = ("kv", "swa", "state")
-"""Pools of an engine; SGLang's storage has each apart."""
 OVER_S = 60.0
 """For a transfer to end at all; reached only by a bug."""
 
@@ -137,26 +125,12 @@ def far_end(request: pytest.FixtureRequest) -> Iterator[FarEnd]:
 
 
 @dataclass
-class Calls:
-    """Calls of somebody who has a store."""
+class CacheCalls:
+    """Transfers of a cache that an engine embeds, and its one call that asks the store itself."""
 
     end: FarEnd
     undo: ExitStack = field(default_factory=ExitStack)
     is_sound: bool = False
-
-    def until_sound(self, call: Callable[[int], None], numbers: Iterator[int]) -> None:
-        """Make a call again until it was in time: of a machine under load a sound far end may be late, too."""
-
-        def is_in_time() -> bool:
-            call(next(numbers))
-            return self.is_sound
-
-        assert wait_until(is_in_time, OVER_S)
-
-
-@dataclass
-class CacheCalls(Calls):
-    """Transfers of a cache that an engine embeds, and its one call that asks the store itself."""
 
     def __post_init__(self) -> None:
         self.toy = ToyEngine(toy_layout(SPANS, PAGE), (24, 16), (24, 16), None, None)
@@ -171,6 +145,16 @@ class CacheCalls(Calls):
         assert self.toy.cache.wait_all(OVER_S) == []
         self.over(self.toy.cache.backup(self.prompt))
         assert self.is_sound
+
+    def until_sound(self, call: Callable[[int], None]) -> None:
+        """Make a call again until it was in time: of a machine under load a sound far end may be late, too."""
+        numbers = count(10)
+
+        def is_in_time() -> bool:
+            call(next(numbers))
+            return self.is_sound
+
+        assert wait_until(is_in_time, OVER_S)
 
     def over(self, operation: Operation | NotStarted) -> None:
         """Poll until a transfer is over for its caller; its pages may be in quarantine then."""
@@ -194,56 +178,8 @@ class CacheCalls(Calls):
         self.over(self.toy.cache.clear_storage())
 
 
-@dataclass
-class BundleCalls(Calls):
-    """Calls of SGLang's storage: each is for the pages of several pools, which a store has apart."""
-
-    def __post_init__(self) -> None:
-        config = EngineStoreConfig(guard=GUARD, bounce_bytes=1 << 20)
-        store = EngineStore.opened_by(self.end.make, config)
-        self.undo.callback(store.close, 10.0)
-        self.pools = EnginePools(store, self.name_of)
-        self.undo.callback(self.pools.close)
-        self.memory = {pool: np.zeros((CHAIN, 64), np.uint8) for pool in POOLS}
-        for pool, rows in self.memory.items():
-            self.pools.add(pool, AffineRows.learn(partial(self.places, rows.ctypes.data), CHAIN))
-        self.until_sound(self.put, itertools.repeat(0))
-
-    @staticmethod
-    def places(base: int, slots: Sequence[int]) -> tuple[list[int], list[int]]:
-        return [base + 64 * slot for slot in slots], [64] * len(slots)
-
-    @staticmethod
-    def name_of(pools: tuple[str, ...], pages_bytes: Sequence[int]) -> BundleName:
-        (pool,) = pools
-        component = Component(pool, SPAN_ALL, (PoolSpec(pool, sum(pages_bytes)),))
-        return BundleName(Identity("model"), ModelLayout(16, (component,)))
-
-    def batch(self, number: int) -> list[BundlePages]:
-        return [BundlePages((pool,), self.keys(number), range(CHAIN)) for pool in POOLS]
-
-    def keys(self, number: int) -> list[PageKey]:
-        return [hashlib.sha256(b"%d" % each).digest() for each in range(CHAIN * number, CHAIN * (number + 1))]
-
-    def get(self, number: int) -> None:
-        self.is_sound = all(map(all, self.pools.get(self.batch(0))))
-
-    def put(self, number: int) -> None:
-        self.is_sound = all(map(all, self.pools.put(self.batch(number))))
-
-    def exists(self, number: int) -> None:
-        needs = [PoolNeed((pool,), span) for pool, span in zip(POOLS, (SPAN_ALL, 4, 1), strict=True)]
-        self.is_sound = self.pools.restorable(self.keys(0), needs).ends == list(range(1, CHAIN + 1))
-
-    def clear(self, number: int) -> None:
-        self.pools.clear()
-
-
-@pytest.mark.parametrize("kind", [CacheCalls, BundleCalls])
-def test_every_call_ends_within_its_deadline_over_a_far_end_that_freezes_in_the_middle_of_one(
-    far_end: FarEnd, kind: type[CacheCalls | BundleCalls]
-) -> None:
-    calls = kind(far_end)
+def test_every_call_ends_within_its_deadline_over_a_far_end_that_freezes_in_the_middle_of_one(far_end: FarEnd) -> None:
+    calls = CacheCalls(far_end)
     took_s: dict[str, float] = {}
 
     def timed(name: str, call: Callable[[int], None], number: int) -> None:
@@ -254,7 +190,7 @@ def test_every_call_ends_within_its_deadline_over_a_far_end_that_freezes_in_the_
     with calls.undo, ExitStack() as thawed_first:
         thawed_first.callback(far_end.thaw)
         for call in (calls.put, calls.exists, calls.get):
-            calls.until_sound(call, itertools.count(10))
+            calls.until_sound(call)
         begun = Event()
 
         def freeze() -> None:
@@ -362,5 +298,5 @@ def test_a_tier_of_vllm_answers_its_scheduler_at_once_and_ends_its_jobs_in_time_
         assert Answer.HIT not in looked_up("frozen")
         assert all(seconds < LATE_S / 2 for seconds in took_s.values()), took_s
         server.thaw()
-        requests = (f"after {number}" for number in itertools.count())
+        requests = (f"after {number}" for number in count())
         assert wait_until(lambda: looked_up(next(requests)) == {Answer.HIT}, OVER_S), "the engine goes on"
