@@ -122,6 +122,25 @@ def test_names_in_a_manifest_do_not_reach_the_terminal_as_commands(tmp_path: Pat
     assert (refused.status, refused.error.isprintable()) == (2, True)
 
 
+@pytest.mark.parametrize("kind", ["file", "packed"])
+def test_what_stands_in_the_place_of_a_directory_of_pages_is_named(kind: str, tmp_path: Path) -> None:
+    fill(open_store(kind, tmp_path / "store"), LAYOUTS["full"], PROMPTS)
+    foreign = tmp_path / "store" / ("ab" * 32)
+    foreign.symlink_to(tmp_path)
+    for verb in ("stat", "verify"):
+        said = ask("storage", verb, url_of(kind, tmp_path / "store"))
+        assert said.status == 1
+        assert str(foreign) in said.err
+    foreign.unlink()
+    assert ask("storage", "verify", url_of(kind, tmp_path / "store")).status == 0
+
+
+def test_a_directory_that_is_no_store_is_asked_for_what_cannot_be() -> None:
+    for kind in ("file", "packed"):
+        said = ask("storage", "stat", url_of(kind, Path("/proc")))
+        assert (said.status, "store.json" in said.err) == (2, True)
+
+
 def test_gc_of_a_store_that_does_not_shrink_is_a_failure(tmp_path: Path) -> None:
     fill(open_store("memory", tmp_path), LAYOUTS["full"], PROMPTS)
     assert ask("storage", "gc", url_of("memory", tmp_path), "--bytes-max", "1KiB").status == 1

@@ -124,6 +124,10 @@ def pipe(path: Path, bystander: Path) -> None:
     os.mkfifo(path)
 
 
+def touch(path: Path, bystander: Path) -> None:
+    path.touch()
+
+
 def fill(path: Path, bystander: Path) -> None:
     path.mkdir()
     (path / "file").touch()

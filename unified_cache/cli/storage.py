@@ -92,6 +92,7 @@ class StatCommand(_StoreOptions):
             with objects_watched(sys.stderr, "stat", None) as watch:
                 counts = [count_objects(storage, kept.digest, watch) for kept in found]
             used = [storage.used_between(kept.digest) for kept in found]
+            foreign = storage.foreign_paths()
         total = total_of(counts)
         apart = [differences(kept, found[:number]) for number, kept in enumerate(found)]
         value = {
@@ -103,18 +104,18 @@ class StatCommand(_StoreOptions):
             "bytes": total.object_bytes,
             "identities": [stat_as_json(*each) for each in zip(found, counts, used, apart, strict=True)],
         }
-        if self.shown_as_json("storage stat", value):
-            return
-        console = console_on(sys.stdout)
-        durable = "durable" if capability.durable else "not durable"
-        cap = "no cap" if capability.bytes_max is None else f"at most {size_text(capability.bytes_max)}"
-        console.print_line(
-            f"{without_secrets(self.url)}: {capability.name}, {durable}, {cap}; "
-            f"{total.objects_count:,} objects, {size_text(total.object_bytes)}",
-            style="bold",
-        )
-        for each in zip(found, counts, used, apart, strict=True):
-            print_stat(sys.stdout, *each)
+        if not self.shown_as_json("storage stat", value):
+            console = console_on(sys.stdout)
+            durable = "durable" if capability.durable else "not durable"
+            cap = "no cap" if capability.bytes_max is None else f"at most {size_text(capability.bytes_max)}"
+            console.print_line(
+                f"{without_secrets(self.url)}: {capability.name}, {durable}, {cap}; "
+                f"{total.objects_count:,} objects, {size_text(total.object_bytes)}",
+                style="bold",
+            )
+            for each in zip(found, counts, used, apart, strict=True):
+                print_stat(sys.stdout, *each)
+        check_places(self.url, foreign)
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,11 +254,22 @@ def _examined(
         total = _counted(storage, found)
         with objects_watched(sys.stderr, verb, total.objects_count) as watch:
             results = [examine(storage, kept, watch) for kept in found]
+        foreign = storage.foreign_paths()
     identities = [result_as_json(*each) for each in zip(found, results, strict=True)]
     value = {"store": without_secrets(asked.url), "identities": identities}
     if not asked.shown_as_json(f"storage {verb}", value):
         print_results(found, results)
+    check_places(asked.url, foreign)
     return found, results
+
+
+def check_places(url: str, foreign: Sequence[str]) -> None:
+    """Raise CacheError, which names them, for what stands in the place of a store's own directories."""
+    if foreign:
+        raise CacheError(
+            f"each directory of pages of {without_secrets(url)} must be one of its own, "
+            f"found a link or a file at {', '.join(foreign)}; remove it, pages that belong there are declined"
+        )
 
 
 def _everything(storage: Store) -> ObjectCount:

@@ -280,6 +280,10 @@ class Store(ABC):
         """
         return None
 
+    def foreign_paths(self) -> list[str]:
+        """Return what stands where the store has its directories and is none of its own; empty without directories."""
+        return []
+
     def used_between(self, identity: bytes) -> UsedBetween | None:
         """Return when objects of an identity were used, by the times by which the store evicts.
 

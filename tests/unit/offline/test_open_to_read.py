@@ -153,7 +153,7 @@ def test_what_is_no_store_is_refused_and_stays_as_it_is(kind: str, tmp_path: Pat
     (tmp_path / "letters" / "one").write_text("dear", encoding="utf-8")
     other = filled("packed" if kind == "file" else "file", tmp_path / "other")
     before = everything(tmp_path)
-    with pytest.raises(StorageError, match=r"found no store\.json in it"):
+    with pytest.raises(ConfigError, match=r"found no store\.json in it"):
         open_to_read(f"{kind}:{tmp_path / 'letters'}")
     with pytest.raises(StorageError, match=f"must be of a {kind} store"):
         open_to_read(f"{kind}:{other}")

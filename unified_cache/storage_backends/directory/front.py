@@ -12,7 +12,7 @@ last question mark are options; a directory with one in its name is written with
 import logging
 import os
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -41,6 +41,8 @@ from unified_cache.storage_backends.directory.root import (
     StoreFormat,
     StoreRoot,
     check_path,
+    foreign_in,
+    identities_in,
     open_root_to_read,
     read_manifests,
     write_manifest,
@@ -248,6 +250,17 @@ class DirectoryReader(Store):
         """Return the manifest of every identity, by its digest; None where there is none that can be read."""
         with self._calls:
             return read_manifests(self._disk, self._path, self._root_fd)
+
+    def foreign_paths(self) -> list[str]:
+        """Return what stands in the place of a directory of pages, links included; linear in identities."""
+        with self._calls, StorageFaults(f"cannot list the identities in {self._path}"):
+            identities = [each.hex() for each in identities_in(self._disk, self._root_fd)]
+            places = [place for identity in identities for place in (identity, *self._places_in(identity))]
+            return [str(self._path / each) for each in foreign_in(self._disk, self._root_fd, places)]
+
+    def _places_in(self, identity: str) -> Iterable[str]:
+        """Return where the directories of an identity are, beside its own."""
+        return ()
 
     def close(self) -> None:
         """Wait for calls in flight and release every descriptor."""

@@ -8,11 +8,12 @@ import fcntl
 import itertools
 import json
 import logging
+import math
 import os
 import re
 import stat
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from threading import Lock
@@ -76,8 +77,8 @@ class StoreFormat(NamedTuple):
 class _Writer(NamedTuple):
     """Temp directory of this process, and its lock."""
 
-    tmp_fd: int
     name: str
+    tmp_fd: int
     fd: int
     lock_fd: int
 
@@ -87,25 +88,25 @@ DECLINES_PAUSE_S = 300.0
 
 
 class Declines:
-    """Counts pages declined for want of room; the log has the reason, once in a while. Thread-safe."""
+    """Counts pages declined for want of room or a place; the log has the reason, once in a while. Thread-safe."""
 
     def __init__(self, path: Path) -> None:
         self.count = 0
         self.reason = ""
         """Of the last one."""
         self._path = path
-        self._logged_s = -DECLINES_PAUSE_S
+        self._logged_s: dict[str, float] = {}
         self._guard = Lock()
 
-    def record(self, count: int, reason: str) -> None:
-        """Count pages that were declined."""
+    def record(self, count: int, reason: str, foreign: str = "") -> None:
+        """Count pages that were declined, maybe for what is ``foreign`` in the place of their directory."""
         with self._guard:
             self.count += count
             self.reason = f"{self._path} has no room for {count} pages: {reason}"
             now_s = time.monotonic()
-            is_due = now_s - self._logged_s >= DECLINES_PAUSE_S
+            is_due = now_s - self._logged_s.get(foreign, -math.inf) >= DECLINES_PAUSE_S
             if is_due:
-                self._logged_s = now_s
+                self._logged_s[foreign] = now_s
         if is_due:
             logger.warning("%s; %d declined so far", self.reason, self.count)
 
@@ -135,8 +136,8 @@ class StoreRoot:
         self.declines = Declines(path)
         self._new_writer = new_writer
         self._writer = writer
-        self._removed: list[_Writer] = []
-        """Temp directories that somebody removed; another thread may be in a call on one."""
+        self.manifests: dict[bytes, Manifest] = {}
+        """Of identities that this process has registered: each goes with its directory, and comes with it."""
         self._temp_numbers = itertools.count()
         self._guard = Lock()
 
@@ -158,12 +159,30 @@ class StoreRoot:
         _sweep(self.disk, self._writer.tmp_fd, self._writer.name)
 
     def make_directory(self, identity: bytes) -> None:
-        """Make the directory of an identity if absent, and the marker again where that is gone."""
+        """Make the directory of an identity if absent, and again what went with it: its manifest, the marker.
+
+        Raise StorageError where something else stands in its place.
+        """
+        name = identity.hex()
         try:
-            self.disk.mkdir(identity.hex(), 0o700, dir_fd=self.fd)
+            self.disk.mkdir(name, 0o700, dir_fd=self.fd)
         except FileExistsError:
+            if foreign_in(self.disk, self.fd, (name,)):
+                raise StorageError(self.foreign_text(name), retryable=False) from None
             return
-        self.restore()
+        try:
+            self.restore()
+            if (manifest := self.manifests.get(identity)) is not None:
+                with opened(self.disk, name, DIRECTORY_FLAGS, dir_fd=self.fd) as identity_fd:
+                    _write(self, identity_fd, manifest, self.new_temp())
+        except OSError:
+            with suppress(OSError):  # the next one to make it brings the rest
+                self.disk.rmdir(name, dir_fd=self.fd)
+            raise
+
+    def foreign_text(self, place: str) -> str:
+        """Return what is wrong with what stands in the place of a directory."""
+        return f"{self.path / place} must be a directory of its own, found a link or a file; remove it"
 
     def restore(self) -> None:
         """Make again what somebody removed under the open store: marker, temp directory, maybe its own directory."""
@@ -175,9 +194,19 @@ class StoreRoot:
                 self.disk.fsync(self.fd)
                 self.restored_count += 1
             if not self.disk.fstat(self._writer.fd).st_nlink:
-                self._removed.append(self._writer)
-                self._writer = _enter(self.disk, self.path, self.fd, self._new_writer)
+                self._reenter()
                 self.restored_count += 1
+
+    def _reenter(self) -> None:
+        """Make a temp directory again, under the descriptors of the one before: another thread may be in a call."""
+        entered = _enter(self.disk, self.path, self.fd, self._new_writer)
+        try:
+            for fd, known_fd in zip(entered[1:], self._writer[1:], strict=True):
+                self.disk.dup2(fd, known_fd, inheritable=False)
+        finally:
+            for fd in entered[1:]:
+                close_quietly(self.disk, fd)
+        self._writer = self._writer._replace(name=entered.name)
 
     def _remake(self) -> None:
         """Make the directory again, or take one that somebody made since, under the descriptor that all know."""
@@ -191,10 +220,8 @@ class StoreRoot:
     def close(self) -> None:
         """Remove the temp directory, give up its lock, close every descriptor."""
         _remove_writer(self.disk, self._writer.tmp_fd, self._writer.name)
-        for writer in (*self._removed, self._writer):
-            for fd in (writer.lock_fd, writer.fd, writer.tmp_fd):
-                close_quietly(self.disk, fd)
-        close_quietly(self.disk, self.fd)
+        for fd in (*self._writer[1:], self.fd):
+            close_quietly(self.disk, fd)
 
 
 def open_root(
@@ -355,9 +382,9 @@ def _enter(disk: Disk, path: Path, root_fd: int, new_writer: Callable[[], str]) 
         disk.mkdir(_TMP_NAME, 0o700, dir_fd=root_fd)
     with ExitStack() as opened_files:
         tmp_fd = _open_in(opened_files, disk, _TMP_NAME, DIRECTORY_FLAGS, dir_fd=root_fd)
-        entered = _Writer(tmp_fd, *_enter_writer(disk, path, tmp_fd, new_writer))
+        name, fd, lock_fd = _enter_writer(disk, path, tmp_fd, new_writer)
         opened_files.pop_all()
-    return entered
+    return _Writer(name, tmp_fd, fd, lock_fd)
 
 
 def _enter_writer(disk: Disk, path: Path, tmp_fd: int, new_writer: Callable[[], str]) -> tuple[str, int, int]:
@@ -491,6 +518,16 @@ def is_whole(mode: int, size_bytes: int, object_bytes: int) -> bool:
     return stat.S_ISREG(mode) and size_bytes == object_bytes
 
 
+def foreign_in(disk: Disk, root_fd: int, places: Iterable[str]) -> list[str]:
+    """Return which places of directories something else stands in; a link to a directory is something else."""
+    foreign: list[str] = []
+    for place in places:
+        with suppress(FileNotFoundError, NotADirectoryError):
+            if not stat.S_ISDIR(disk.stat(place, dir_fd=root_fd, follow_symlinks=False).st_mode):
+                foreign.append(place)
+    return foreign
+
+
 _IN_ITS_PLACE = NOT_A_FILE | UNREADABLE | {errno.ENOENT}
 """Errors that say of one file that it is not there, is none or cannot be read."""
 
@@ -508,10 +545,11 @@ def write_manifest(root: StoreRoot, manifest: Manifest) -> None:
         root.make_directory(manifest.identity)
         with opened(root.disk, identity_name, DIRECTORY_FLAGS, dir_fd=root.fd) as identity_fd:
             found = _read(root.disk, identity_fd)
-            if found == manifest:
-                return
             if found is None or not is_sound(found, manifest.identity):
                 _write(root, identity_fd, manifest, root.new_temp())
+                found = manifest
+            if found == manifest:
+                root.manifests[manifest.identity] = manifest
                 return
     raise StorageError(f"{path} describes another identity or layout under the same digest", retryable=False)
 

@@ -33,7 +33,7 @@ from unified_cache.storage_backends.directory.disk import (
 )
 from unified_cache.storage_backends.directory.front import DirectoryReader, ReadOnlyStore
 from unified_cache.storage_backends.directory.page_reads import DirectReads, Place
-from unified_cache.storage_backends.directory.root import NOT_A_FILE, UNREADABLE, StoreFormat, is_whole
+from unified_cache.storage_backends.directory.root import NOT_A_FILE, UNREADABLE, StoreFormat, foreign_in, is_whole
 from unified_cache.storage_backends.protocol import (
     NAMES_MAX,
     Answer,
@@ -263,6 +263,10 @@ class FilePages(DirectoryReader):
                 return self._unreadable(label, error)
         self._clear_foreign(path, object_bytes)
         return Answer.FLAWED
+
+    def _places_in(self, identity: str) -> Iterable[str]:
+        # Where the identity's own directory is a link, what it leads to is none of ours.
+        return () if foreign_in(self._disk, self._root_fd, (identity,)) else [f"{identity}/{fan}" for fan in FANS]
 
     def _clear_foreign(self, path: str, object_bytes: int) -> None:
         """Clear away what stands in the place of an object of that length and is none; who only reads leaves it."""

@@ -10,6 +10,7 @@ import os
 import secrets
 import stat
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
@@ -59,6 +60,7 @@ from unified_cache.storage_backends.directory.root import (
     UNREADABLE,
     ForeignFiles,
     StoreRoot,
+    foreign_in,
     identities_in,
     is_whole,
     open_root,
@@ -314,7 +316,7 @@ class PageWriter:
                 return self._store(pages, stamp, durable=durable)
             except StorageError as error:
                 match error.__cause__:
-                    case FileNotFoundError():
+                    case FileNotFoundError() | NotADirectoryError():
                         with StorageFaults(f"cannot make again the directories removed from {self._root.path}"):
                             self._root.restore()
                         self._made = {}
@@ -349,11 +351,13 @@ class PageWriter:
             ):
                 sync_or_distrust(self._disk, fd)
 
-    def _make_directory(self, path: str, identity: bytes) -> None:
-        """Make the directory of an object if absent."""
+    def _make_directory(self, path: str, identity: bytes) -> str:
+        """Make the directory of an object if absent; return what stands in its place, empty where nothing does."""
         directory = _directory_of(path)
         if directory in self._made:
-            return
+            return ""
+        for foreign in foreign_in(self._disk, self._root.fd, (identity.hex(), directory)):
+            return foreign
         try:
             with suppress(FileExistsError):
                 self._disk.mkdir(directory, 0o700, dir_fd=self._root.fd)
@@ -364,6 +368,7 @@ class PageWriter:
         if len(self._made) >= DIRECTORIES_KNOWN_MAX:
             self._made = {}
         self._made.setdefault(directory, 0)
+        return ""
 
     def _sync(self, directories: Collection[str]) -> None:
         """Make the names in directories survive a crash, and theirs too."""
@@ -387,13 +392,16 @@ class PageWriter:
     def _begin(self, batch: _WriteBatch) -> list[_Draft]:
         """Refresh the pages that are there; return a draft for each of the others, none of it made yet."""
         drafts: dict[Label, _Draft] = {}
+        declined: Counter[str] = Counter()
         for number, page in enumerate(batch.pages):
             label = page.label
             if label in drafts:
                 continue
             path = path_of(label)
             try:
-                self._make_directory(path, label.identity)
+                if foreign := self._make_directory(path, label.identity):
+                    declined[foreign] += 1
+                    continue
                 draft = _Draft(page, StoredObject(label, page_bytes(page)), path, batch.stamp - number)
                 is_there = self._refresh(draft, durable=batch.durable)
             except OSError as error:
@@ -402,6 +410,8 @@ class PageWriter:
                 self._record(draft, batch)
             else:
                 drafts[label] = draft
+        for foreign, count in declined.items():
+            self._root.declines.record(count, self._root.foreign_text(foreign), foreign)
         return list(drafts.values())
 
     def _refresh(self, draft: _Draft, *, durable: bool) -> bool:

@@ -7,6 +7,7 @@ from unified_cache.core.errors import ConfigError, StorageError, without_secrets
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.storage_backends.directory.disk import StorageFaults
 from unified_cache.storage_backends.directory.front import DirectoryAddress, parse_address
+from unified_cache.storage_backends.directory.root import MARKER_NAME
 from unified_cache.storage_backends.file.page_reader import FileReader
 from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.manifest import Description, described_by
@@ -200,6 +201,6 @@ def _existing(url: str) -> tuple[str, DirectoryAddress] | None:
                 f"{without_secrets(url)} must be a {scheme} store, "
                 f"found {'a file' if address.path.exists() else 'nothing there'}"
             )
-        if next(address.path.iterdir(), None) is None:
-            raise ConfigError(f"{without_secrets(url)} must be a {scheme} store, found an empty directory")
+        if not (address.path / MARKER_NAME).exists():
+            raise ConfigError(f"{without_secrets(url)} must be a {scheme} store, found no {MARKER_NAME} in it")
     return named

@@ -49,6 +49,7 @@ class Method(Enum):
     SCAN = "scan"
     MANIFESTS = "manifests"
     USED_BETWEEN = "used_between"
+    FOREIGN_PATHS = "foreign_paths"
     CLOSE = "close"
 
 
@@ -102,6 +103,10 @@ class StorageLayer(Store):
     def used_between(self, identity: bytes) -> UsedBetween | None:
         """Ask the wrapped backend when objects of an identity were used."""
         return self._call(Method.USED_BETWEEN, partial(self._backend.used_between, identity))
+
+    def foreign_paths(self) -> list[str]:
+        """Return what stands in the place of a directory of the wrapped backend."""
+        return self._call(Method.FOREIGN_PATHS, self._backend.foreign_paths)
 
     def close(self) -> None:
         """Close the wrapped backend."""

@@ -156,7 +156,7 @@ class ListingDisk(Disk):
         self.listed_count = 0
 
     def stat(self, path: str, *, dir_fd: int, follow_symlinks: bool) -> os.stat_result:  # type: ignore[override]
-        self.listed_count += "/" in path
+        self.listed_count += path.count("/") == 2
         return os.stat(path, dir_fd=dir_fd, follow_symlinks=follow_symlinks)
 
 

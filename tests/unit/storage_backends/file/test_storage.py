@@ -15,13 +15,17 @@ from tests.support.files import (
     DiskFault,
     FaultyDisk,
     bytes_in,
+    dangle,
     descriptors,
     fill,
     held,
     hits,
+    link,
     path_of,
+    pipe,
     put,
     temps,
+    touch,
 )
 from tests.unit.storage_backends.conftest import CLOCK_START_NS
 from unified_cache.core.errors import StorageError
@@ -31,7 +35,18 @@ from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.protocol import Answer, Level
 from unified_cache.storage_backends.wrappers.layer import VerifiedStorage
-from unified_cache.testing.storage_contract import LAYOUT, MODEL, PAGE_BYTES, blank_page, bytes_of, label, sealed_page
+from unified_cache.testing.storage_contract import (
+    LAYOUT,
+    MODEL,
+    OTHER_MODEL,
+    PAGE_BYTES,
+    blank_page,
+    bytes_of,
+    label,
+    sealed_page,
+)
+
+MANIFEST = manifest_of(MODEL, LAYOUT)
 
 
 def capped(root: Path, pages_max: int, clock: Clock) -> FileStorage:
@@ -131,6 +146,50 @@ def test_a_file_of_another_length_is_a_miss_for_more_buffers_than_one_call_takes
     assert storage.counts.foreign_count == 1
 
 
+def in_place_of(place: Path, bystander: Path, intrude: Intrude) -> None:
+    """Put something in the place of a directory, which goes to the place of the bystander."""
+    if place.exists():
+        place.rename(bystander)
+    else:
+        bystander.mkdir()
+    intrude(place, bystander)
+
+
+@pytest.mark.parametrize(
+    ("intrude", "is_used"), [(link, False), (dangle, False), (pipe, False), (touch, False), (touch, True)]
+)
+@pytest.mark.parametrize("level", Level)
+@pytest.mark.parametrize("is_identity", [True, False], ids=["identity", "fan"])
+def test_what_stands_in_the_place_of_a_directory_declines_its_pages_alone_and_is_named_once(
+    intrude: Intrude,
+    level: Level,
+    is_used: bool,
+    is_identity: bool,
+    storage: FileStorage,
+    root: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    others = [sealed_page(label(number, model=OTHER_MODEL)) for number in range(4)]
+    numbers = range(40)
+    if is_used:
+        put(storage, numbers[::3])
+    place = path_of(root, label(1)).parents[is_identity]
+    place.parent.mkdir(exist_ok=True)
+    in_place_of(place, root.parent / "bystander", intrude)
+    mine = {number for number in numbers if place in path_of(root, label(number)).parents}
+    before = sorted((root.parent / "bystander").rglob("*"))
+    for _ in range(2):
+        assert put(storage, numbers, level) == [number not in mine for number in numbers]
+        assert all(storage.put(others, level))
+    assert str(place) in storage.decline_reason
+    assert [str(place) in record.message for record in caplog.records] == [True]
+    assert storage.foreign_paths() == [str(place)]
+    assert sorted((root.parent / "bystander").rglob("*")) == before
+    place.unlink()
+    assert all(put(storage, numbers, level))
+    assert storage.foreign_paths() == []
+
+
 # Cap and eviction
 
 
@@ -193,7 +252,7 @@ def below(tmp_path: Path) -> Path:
 def removed(request: pytest.FixtureRequest, below: Path) -> Iterator[FileStorage]:
     """Yield a store whose directory is gone, and the one above it."""
     with closing(FileStorage.open(below, bytes_max=request.param)) as storage:
-        storage.register(manifest_of(MODEL, LAYOUT), {})
+        storage.register(MANIFEST, {})
         put(storage, range(4))
         shutil.rmtree(below.parent)
         yield storage
@@ -212,6 +271,7 @@ def test_the_next_put_makes_it_again_and_a_restart_finds_its_pages(
     assert storage.bytes_used == bytes_in(root) == 5 * FILE_BYTES
     assert feed is not None
     assert feed.take().lost_count > 0
+    assert storage.manifests() == {MANIFEST.identity: MANIFEST}
     with closing(FileStorage.open(root, bytes_max=20 * FILE_BYTES)) as other:
         assert put(other, [9]) == [True]
         assert storage.bytes_used == other.bytes_used == 6 * FILE_BYTES
@@ -223,9 +283,21 @@ def test_the_next_put_makes_it_again_and_a_restart_finds_its_pages(
 
 
 def test_registering_makes_it_again_too(removed: FileStorage) -> None:
-    manifest = manifest_of(MODEL, LAYOUT)
-    removed.register(manifest, {})
-    assert removed.manifests() == {manifest.identity: manifest}
+    removed.register(MANIFEST, {})
+    assert removed.manifests() == {MANIFEST.identity: MANIFEST}
+
+
+@pytest.mark.parametrize("part", [".", "tmp", MANIFEST.identity.hex()])
+def test_however_often_it_is_removed_the_manifest_comes_back_and_no_descriptor_stays_open(
+    part: str, storage: FileStorage, root: Path
+) -> None:
+    storage.register(MANIFEST, {})
+    opened_before = descriptors(Path("/"))
+    for number in range(5):
+        shutil.rmtree(root / part)
+        assert put(storage, [number]) == [True]
+        assert storage.manifests() == {MANIFEST.identity: MANIFEST}
+    assert len(descriptors(Path("/"))) == len(opened_before)
 
 
 def test_the_store_that_another_process_made_in_its_place_is_shared(removed: FileStorage, below: Path) -> None:
