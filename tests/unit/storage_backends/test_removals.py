@@ -38,8 +38,13 @@ OPENERS: dict[str, Callable[[Path], Store]] = {
     "file without a cap": FileStorage.open,
     "packed": lambda root: PackedStorage.open(root, bytes_max=PACKED_BYTES),
     "packed without a cap": PackedStorage.open,
-    "verified": lambda root: VerifiedStorage(PackedStorage.open(root, bytes_max=PACKED_BYTES)),
+    "stacked": lambda root: stacked(PackedStorage.open(root, bytes_max=PACKED_BYTES)),
 }
+
+
+def stacked(store: Store) -> Store:
+    metered = MeteredStorage(scripted({}, store), StorageMetrics(CollectorRegistry()), "packed")
+    return VerifiedStorage(StorageGuard(metered, store.capability(), GuardConfig()))
 
 
 def subscribed(storage: Store) -> RemovalFeed:
@@ -161,16 +166,6 @@ def test_what_there_is_no_room_for_is_lost_and_the_next_answer_says_so(monkeypat
     assert feed.take() == Removals(0, ())
     buffer.lose()
     assert feed.take() == Removals(1, ())
-
-
-def test_wrappers_tell_what_their_store_tells(tmp_path: Path) -> None:
-    store = PackedStorage.open(tmp_path / "store")
-    metered = MeteredStorage(scripted({}, store), StorageMetrics(CollectorRegistry()), "packed")
-    with closing(VerifiedStorage(StorageGuard(metered, store.capability(), GuardConfig()))) as storage:
-        feed = subscribed(storage)
-        put(storage, [1])
-        storage.remove([label(1)])
-        assert feed.take().labels == (label(1),)
 
 
 def test_the_service_reports_nothing_to_its_clients() -> None:

@@ -1,5 +1,6 @@
 """Stores by URL."""
 
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import pytest
 
 from tests.support.operations import engine
 from tests.support.store_kinds import StoreKind
-from tests.support.wrappers import scripted
+from tests.support.wrappers import OF_ANY_SPEED
 from unified_cache.core.config import GuardConfig
 from unified_cache.core.errors import ConfigError
 from unified_cache.integrations.engine_store import EngineStore
@@ -30,12 +31,6 @@ def test_a_scheme_names_a_module_of_ours(tmp_path: Path) -> None:
     storage.close()
 
 
-def test_a_directory_may_be_relative(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    open_storage("file:some/store").close()
-    assert (tmp_path / "some" / "store" / "store.json").exists()
-
-
 @pytest.mark.parametrize("url", ["file:$NO_SUCH_VARIABLE/kv", "packed:/tmp/${NO_SUCH_VARIABLE}"])
 def test_a_path_that_names_a_variable_that_is_not_set_is_refused_and_made_nowhere(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -53,11 +48,12 @@ def test_a_service_whose_port_is_none_is_refused_and_not_away_for_ever(server: s
 
 
 @pytest.mark.parametrize("kind", StoreKind)
-@pytest.mark.parametrize("directory", ["~/cache/kv", "$HOME/cache/kv", "${HOME}/cache/kv"])
-def test_a_home_and_a_variable_in_a_directory_are_replaced_as_by_a_shell(
+@pytest.mark.parametrize("directory", ["~/cache/kv", "$HOME/cache/kv", "${HOME}/cache/kv", "cache/kv"])
+def test_a_directory_may_be_relative_and_a_home_and_a_variable_are_replaced_as_by_a_shell(
     directory: str, kind: StoreKind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
     url = f"{kind.value}:{directory}?free=0"
     open_storage(url).close()
     open_to_read(url).close()
@@ -74,14 +70,9 @@ def opens_nothing(_rest: str, _bytes_max: int | None) -> None:
     """Return no store: a factory of a third party that forgot to."""
 
 
-class ReadOnlyStorage(MemoryStorage):
-    """May not be written by this process."""
-
-    is_read_only = True
-
-
-def test_a_layer_says_that_the_store_beneath_it_may_not_be_written() -> None:
-    assert VerifiedStorage(ReadOnlyStorage(None)).is_read_only
+def test_a_layer_says_that_the_store_beneath_it_may_not_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MemoryStorage, "is_read_only", True)
+    assert VerifiedStorage(MemoryStorage()).is_read_only
 
 
 def test_the_home_of_nobody_is_refused() -> None:
@@ -140,27 +131,20 @@ def test_a_url_that_names_nothing_usable_is_refused(url: str) -> None:
         open_storage(url)
 
 
-# Words of stores and wrappers about waiting for them
-
-
-def waiting(storage: Store) -> tuple[bool, bool]:
-    """Return whether a look-up costs I/O, and whether calls end by themselves."""
-    capability = storage.capability()
-    return capability.exists_costs_io, capability.bounded
-
-
-def test_memory_waits_for_nothing_and_a_disk_may_hold_any_call(tmp_path: Path) -> None:
-    assert waiting(MemoryStorage()) == waiting(KeysOnlyStorage()) == (False, True)
-    with closing(StoreKind.FILE.open(tmp_path / "file")) as storage:
-        assert waiting(storage) == (True, False)
-    with closing(StoreKind.PACKED.open(tmp_path / "packed")) as storage:
-        assert waiting(storage) == (False, False)
-
-
-def test_wrappers_say_what_their_store_says_but_where_a_call_runs_on_or_is_made_again() -> None:
-    store = MemoryStorage()
-    guard = StorageGuard(store, store.capability(), GuardConfig())
-    assert waiting(VerifiedStorage(store)) == (False, True)
-    assert waiting(guard) == (False, False)
-    assert waiting(scripted({})) == (True, False)  # any of its calls may hang
-    guard.close()
+@pytest.mark.parametrize(
+    ("opened", "costs_io", "is_bounded"),
+    [
+        (lambda path: MemoryStorage(), False, True),
+        (lambda path: KeysOnlyStorage(), False, True),
+        (StoreKind.FILE.open, True, False),
+        (StoreKind.PACKED.open, False, False),
+        (lambda path: VerifiedStorage(MemoryStorage()), False, True),
+        (lambda path: StorageGuard(MemoryStorage(), OF_ANY_SPEED, GuardConfig()), False, False),
+    ],
+)
+def test_a_store_says_whether_a_look_up_waits_for_a_disk_and_whether_a_call_ends_by_itself(
+    opened: Callable[[Path], Store], costs_io: bool, is_bounded: bool, tmp_path: Path
+) -> None:
+    with closing(opened(tmp_path / "store")) as storage:
+        capability = storage.capability()
+        assert (capability.exists_costs_io, capability.bounded) == (costs_io, is_bounded)
