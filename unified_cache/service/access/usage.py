@@ -148,7 +148,8 @@ class TenantUsage:
         if over_count <= 0:
             return []
         tenant = max(self._held, key=lambda name: len(self._held[name]))
-        gone = [victim.label for victim in self._held[tenant].least_recent_count(over_count, ())]
+        victims, _ = self._held[tenant].least_recent(0, (), over_count)
+        gone = [victim.label for victim in victims]
         self._lose(tenant, Bound.PAGES, len(gone))
         self._release(tenant, gone)
         return gone
