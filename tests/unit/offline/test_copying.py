@@ -329,7 +329,7 @@ def test_another_namespace_has_other_pages() -> None:
     tokens = list(range(PAGES * 8))
     fill_densely(source, layout, Prompt.of(tokens, 8, Namespace(tenant="acme"), whole=True))
     other = Prompt.of(tokens, 8, Namespace(tenant="other"))
-    assert plan_prompts(source, target, description_of(layout), [other]).tasks == []
+    assert plan_prompts(source, target, description_of(layout), [other]).tasks == {}
     assert prefetch(source, target, layout, [other])[0] == [Prefetched(PAGES, 0, 0)]
 
 
@@ -461,8 +461,9 @@ def test_stat_shows_facts_and_what_is_unknown() -> None:
     ]
     shown = StringIO()
     print_stat(shown, kept, {"kv": ObjectCount(3, 300)}, None, None)
-    for text in ("attention triton", "weights sha256:77", "swa         unknown  ", "the last 1, of 2 tokens"):
-        assert text in shown.getvalue()
+    words = " ".join(shown.getvalue().split())
+    for text in ("attention triton", "weights sha256:77", "swa unknown", "the last 1, of 2 tokens"):
+        assert text in words
 
 
 def test_stat_says_what_tells_an_identity_from_the_most_similar_before_it() -> None:

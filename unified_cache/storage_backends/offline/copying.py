@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -38,15 +37,7 @@ CHUNK_PAGES = 64
 and at most this many pages that have KV and no sidecars."""
 
 Held = Mapping[PageKey, int]
-"""Objects of each page that a store holds, a bit for each pool, see ``ObjectPools``."""
-
-
-class CopyTask(NamedTuple):
-    """Objects of one page that are to be copied."""
-
-    key: PageKey
-    objects: int
-    """A bit for each pool, see ``ObjectPools``."""
+"""Objects of each page that a store holds, or that are to be copied: a bit for each pool, see ``ObjectPools``."""
 
 
 @dataclass(slots=True)
@@ -81,11 +72,11 @@ class Copying:
         self.copied: Counter[PageKey] = Counter()
         """Objects of each page that were copied."""
 
-    def copy(self, tasks: Sequence[CopyTask]) -> None:
+    def copy(self, tasks: Held) -> None:
         """Copy the objects of a few pages, KV before sidecars."""
         for bit in range(len(self.pools.specs)):
             size = self.pools.object_bytes(bit)
-            wanted = (StoredObject(self.pools.label(task.key, bit), size) for task in tasks if task.objects >> bit & 1)
+            wanted = (StoredObject(self.pools.label(key, bit), size) for key, bits in tasks.items() if bits >> bit & 1)
             for batch in batches(wanted):
                 readings = read_verified(self._source, list(map(empty_page, batch)))
                 self._store(bit, [reading for reading in readings if reading.outcome is Answer.HIT])
@@ -122,7 +113,7 @@ class CopyPlan:
     """Difference between two stores for one identity: the objects to copy, and those that need no copy."""
 
     pools: ObjectPools
-    tasks: Sequence[CopyTask]
+    tasks: Held
     todo: ObjectCount
     skipped: ObjectCount
     misfits: Sequence[StoredObject] = ()
@@ -193,21 +184,21 @@ def _difference(
     stale: Sequence[Label] = (),
 ) -> CopyPlan:
     todo, skipped = ObjectCount(), ObjectCount()
-    tasks: list[CopyTask] = []
+    tasks: dict[PageKey, int] = {}
     for key, present in have.items():
         at_target = there.get(key, 0)
         if present & ~at_target:
-            tasks.append(CopyTask(key, present & ~at_target))
+            tasks[key] = present & ~at_target
         for bit in range(len(pools.specs)):
             if present >> bit & 1:
                 (skipped if at_target >> bit & 1 else todo).add(pools.object_bytes(bit))
     return CopyPlan(pools, tasks, todo, skipped, misfits, stale)
 
 
-def _chunks(tasks: Iterable[CopyTask]) -> Iterator[list[CopyTask]]:
+def _chunks(tasks: Held) -> Iterator[Held]:
     """Yield tasks in runs of ``CHUNK_PAGES``."""
-    waiting = iter(tasks)
-    while chunk := list(islice(waiting, CHUNK_PAGES)):
+    waiting = iter(tasks.items())
+    while chunk := dict(islice(waiting, CHUNK_PAGES)):
         yield chunk
 
 
@@ -276,7 +267,7 @@ class PrefixPrefetch:
         for chunk in _chunks(_difference(self._pools, needed, self._there).tasks):
             copying.copy(chunk)
             is_short = False
-            for key, objects in chunk:
+            for key, objects in chunk.items():
                 self._there[key] = self._there.get(key, 0) | copying.copied[key]
                 lacking = objects & ~self._there[key]
                 self._have[key] = self._have.get(key, 0) & ~lacking
