@@ -1,7 +1,6 @@
 """Segments of a packed store on the disk: found, made, emptied, and given back to the file system."""
 
 import heapq
-import itertools
 import logging
 import os
 import stat
@@ -37,7 +36,6 @@ class FreeSlots:
         """Heap of those that take none: given back, or never used."""
         self._free_count: Counter[int] = Counter()
         """Of each file, in both heaps."""
-        self._numbers: set[int] = set()
 
     @property
     def segments(self) -> list[Segment]:
@@ -49,24 +47,9 @@ class FreeSlots:
         """Free slots that take room on the disk."""
         return len(self._idle)
 
-    def new_number(self) -> int:
-        """Return the lowest number that no file has, and keep it for a new one."""
-        number = next(number for number in itertools.count(1) if number not in self._numbers)
-        self._numbers.add(number)
-        return number
-
-    def keep(self, number: int) -> None:
-        """Take a number as used."""
-        self._numbers.add(number)
-
-    def drop(self, number: int) -> None:
-        """Give a number back."""
-        self._numbers.discard(number)
-
     def add(self, segment: Segment, used: Collection[int], reached: int) -> None:
         """Take in a file: the slots in ``used`` hold pages, other ones below ``reached`` may take room."""
         number = segment.number
-        self._numbers.add(number)
         self._segments[number] = segment
         reached = max(reached, max(used, default=-1) + 1)
         unused = sorted(set(range(self._slots_count)).difference(used))
@@ -125,9 +108,6 @@ logger = logging.getLogger(__name__)
 
 IDLE_BYTES_MAX = 64 << 20
 """Room on the disk that free slots keep for the next pages; what is beyond goes back to the file system."""
-
-NUMBERS_TAKEN_MAX = 16
-"""Names for a new file that may be somebody else's before making one is given up."""
 
 _OPEN_FLAGS = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
@@ -237,8 +217,6 @@ class SegmentFiles:
         for key, number in removed:
             with suppress(FileNotFoundError):
                 self._disk.unlink(_path_of(key, number), dir_fd=self._root.fd)
-            with self._guard:
-                self._free[key].drop(number)
         with self._guard:
             self.set_aside = [each for each in self.set_aside if each not in removed]
         self.sync(left)
@@ -296,12 +274,8 @@ class SegmentFiles:
 
     def _remove(self, empty: Iterable[Segment]) -> None:
         for segment in empty:
-            try:
+            with suppress(OSError):  # it stays, and keeps its name, until the store is opened again
                 self._disk.unlink(_path_of(segment.key, segment.number), dir_fd=self._root.fd)
-            except OSError:
-                continue  # It stays, and keeps its number, until the store is opened again.
-            with self._guard:
-                self._free[segment.key].drop(segment.number)
 
     def _idle_bytes(self) -> int:
         return sum(free.idle_count * key.slot_bytes for key, free in self._free.items())
@@ -309,7 +283,6 @@ class SegmentFiles:
     def _pages_in(self, key: SegmentKey, number: int) -> list[StoredPage]:
         """Take in a file and list its pages; clear away what is none, set aside what cannot be read."""
         free = self._free.setdefault(key, FreeSlots(key))
-        free.keep(number)
         try:
             fd = self._disk.open(_path_of(key, number), _OPEN_FLAGS, dir_fd=self._root.fd)
             segment = self._adopt(fd, key, number)
@@ -338,27 +311,25 @@ class SegmentFiles:
         """Make a file whose name survives a crash."""
         key = free.key
         self._root.make_directory(key.identity)
-        for attempt in range(NUMBERS_TAKEN_MAX):
-            with self._guard:
-                number = free.new_number()
-            flags = _OPEN_FLAGS | os.O_CREAT | os.O_EXCL
-            try:
-                fd = self._disk.open(_path_of(key, number), flags, 0o600, dir_fd=self._root.fd)
-            except FileExistsError:
-                if attempt + 1 == NUMBERS_TAKEN_MAX:
-                    raise
+        with self._guard:
+            known = {segment.number for segment in free.segments}
+        number = 0
+        while True:
+            number += 1
+            if number in known:
                 continue
-            segment = self._adopt(fd, key, number)
-            try:
-                anchor(self._disk, self._root.fd, key.identity.hex())
-            except OSError:
-                with suppress(OSError):
-                    self._disk.unlink(_path_of(key, number), dir_fd=self._root.fd)
-                    with self._guard:
-                        free.drop(number)
-                raise
-            return segment
-        raise AssertionError("a name was found, or the last one raised")
+            flags = _OPEN_FLAGS | os.O_CREAT | os.O_EXCL
+            with suppress(FileExistsError):  # another thread's, somebody else's, or one that could not be read
+                fd = self._disk.open(_path_of(key, number), flags, 0o600, dir_fd=self._root.fd)
+                break
+        segment = self._adopt(fd, key, number)
+        try:
+            anchor(self._disk, self._root.fd, key.identity.hex())
+        except OSError:
+            with suppress(OSError):
+                self._disk.unlink(_path_of(key, number), dir_fd=self._root.fd)
+            raise
+        return segment
 
     def _adopt(self, fd: int, key: SegmentKey, number: int) -> Segment:
         segment = Segment(self._disk, fd, key, number)

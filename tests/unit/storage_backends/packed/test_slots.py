@@ -2,8 +2,7 @@
 
 import errno
 import os
-import random
-from collections.abc import Sequence
+import shutil
 from contextlib import closing
 from pathlib import Path
 
@@ -11,91 +10,14 @@ import pytest
 
 from tests.support.files import FaultyDisk, descriptors, held, put
 from tests.unit.storage_backends.packed.conftest import SLOT_BYTES, TAKEN_BYTES, opened, packs
-from unified_cache.storage_backends.directory.disk import Disk
-from unified_cache.storage_backends.packed.segment import BLOCK_BYTES, Segment, SegmentKey, SegmentSlot
-from unified_cache.storage_backends.packed.segments import IDLE_BYTES_MAX, FreeSlots
+from unified_cache.storage_backends.packed.segment import BLOCK_BYTES, SegmentKey
+from unified_cache.storage_backends.packed.segments import IDLE_BYTES_MAX
 from unified_cache.storage_backends.packed.store import PackedStorage
 from unified_cache.storage_backends.protocol import Level, PageIO
 from unified_cache.testing.storage_contract import PAGE_BYTES, blank_page, label, sealed_page
 
 IDENTITY = b"i" * 32
-SHAPE = SegmentKey(IDENTITY, "kv", 1 << 30)
-"""Of large pages: four in a file."""
-
 LARGE_BYTES = 4 << 20
-
-
-def new_segment(free: FreeSlots, used: Sequence[int] = (), reached: int = 0) -> Segment:
-    segment = Segment(Disk(), -1, SHAPE, free.new_number())
-    free.add(segment, used, reached)
-    return segment
-
-
-def positions(slots: Sequence[SegmentSlot]) -> list[tuple[int, int]]:
-    return [(slot.segment.number, slot.number) for slot in slots]
-
-
-@pytest.fixture
-def free() -> FreeSlots:
-    return FreeSlots(SHAPE)
-
-
-def test_what_takes_room_goes_before_what_takes_none(free: FreeSlots) -> None:
-    new_segment(free)
-    slots = free.take(4)
-    free.give(slots[:1])
-    free.give_emptied(free.take_idle())
-    free.give(slots[2:3])
-    assert positions(free.take(1)) == [(1, 2)]
-    assert positions(free.take(1)) == [(1, 0)]
-
-
-def test_the_holes_of_a_file_that_was_found_are_free_and_may_take_room(free: FreeSlots) -> None:
-    new_segment(free, [0, 2])
-    assert free.idle_count == 1
-    assert positions(free.take(9)) == [(1, 1), (1, 3)]
-    new_segment(free, [0], reached=3)
-    assert free.idle_count == 2
-    assert positions(free.take(9)) == [(2, 1), (2, 2), (2, 3)]
-
-
-def test_no_slot_is_ever_with_two(free: FreeSlots) -> None:
-    choice = random.Random(3)
-    held: list[SegmentSlot] = []
-    for _ in range(2000):
-        match choice.randrange(5):
-            case 0 | 1:
-                wanted = choice.randrange(6)
-                taken = free.take(wanted)
-                if len(taken) < wanted:
-                    new_segment(free)
-                held += taken
-            case 2 | 3:
-                choice.shuffle(held)
-                count = choice.randrange(len(held) + 1) // 2
-                free.give(held[:count])
-                del held[:count]
-            case _:
-                empty = free.take_empty_segments()
-                assert not set(empty) & {slot.segment for slot in held}
-                for file in empty:
-                    free.drop(file.number)
-                free.give_emptied(free.take_idle())
-        assert len(set(positions(held))) == len(held)
-    free.give(held)
-    free.take_empty_segments()
-    assert free.segments == []
-    assert free.take(1) == []
-
-
-def test_a_new_segment_has_the_lowest_number_that_stands_for_none(free: FreeSlots) -> None:
-    files = [new_segment(free) for _ in range(3)]
-    assert [file.number for file in files] == [1, 2, 3]
-    free.keep(4)
-    free.take_empty_segments()
-    assert free.new_number() == 5
-    free.drop(2)
-    assert [free.new_number(), free.new_number()] == [2, 6]
 
 
 @pytest.mark.parametrize("object_bytes", [0, 1, 127, 1128, 32_767, 32_768, 100_000, 1 << 22, 5 << 30])
@@ -202,6 +124,17 @@ def test_room_beyond_what_free_slots_may_keep_goes_back_to_the_file_system(root:
         assert all(storage.get(pages[-2:]))
         storage.remove([page.label for page in pages])
     assert packs(root) == []
+
+
+def test_room_of_slots_that_a_killed_process_had_freed_goes_back_when_the_store_is_opened(root: Path) -> None:
+    pages = [PageIO(label(number), (memoryview(b"x" * LARGE_BYTES),)) for number in range(4)]
+    killed = root.parent / "killed"
+    with closing(opened(root)) as storage:
+        storage.put(pages, Level.CACHED)
+        storage.remove([page.label for page in pages[:3]])
+        shutil.copytree(root, killed)
+    opened(killed).close()
+    assert room_bytes(killed) < 2 * LARGE_BYTES
 
 
 def test_a_file_all_of_whose_slots_are_free_is_removed(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
