@@ -7,7 +7,7 @@ command removes is a miss from then on.
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import Annotated, TextIO
@@ -179,6 +179,10 @@ class GcCommand(_StoreOptions):
         cap = None if self.bytes_max is None else parse_bytes("--bytes-max", self.bytes_max)
         with closing(open_in_time(open_existing, self.url)) as storage:
             found = selected(storage, self.url, self.identity)
+            capped = replace(storage.capability(), bytes_max=cap)
+            for kept in found:
+                if not isinstance(kept.description, Undescribed):
+                    capped.check_cap(kept.description.layout)  # a cap below a page would remove everything
             with objects_watched(sys.stderr, "gc", None) as watch:
                 collected = [(kept, _collected(storage, kept, watch)) for kept in found]
             before = _everything(storage)
