@@ -22,7 +22,6 @@ from unified_cache.proto.wire import (
     Parsed,
     check_digests,
     decoded,
-    labels_in,
     labels_of,
     mark,
     parsed,
@@ -48,8 +47,7 @@ class NamedRun:
 
     registration: Registration
     pool: str
-    labels: Sequence[Label]
-    """As the client calls them."""
+    keys: Sequence[bytes]
     claimed_bytes: int
     """Length of each page as the client has it; 0 where only names matter."""
 
@@ -59,9 +57,14 @@ class NamedRun:
         return self.registration.object_bytes[self.pool]
 
     @property
+    def labels(self) -> list[Label]:
+        """Pages as the client calls them."""
+        return labels_of(self.registration.manifest.identity, self.keys, self.pool)
+
+    @property
     def stored(self) -> list[Label]:
         """The same pages as the store calls them."""
-        return labels_of(self.registration.stored.identity, (key for _, key, _ in self.labels), self.pool)
+        return labels_of(self.registration.stored.identity, self.keys, self.pool)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,13 +92,14 @@ def named(
         pages_count += len(run.keys)
         if not run.keys or pages_count > limits.pages_max:
             raise InputError(f"a request names 1 to {limits.pages_max} pages, and a run at least one")
-        labels = labels_in(run)
-        registration = registry.find(tenant, run.identity)
+        identity, keys, pool = run.identity, list(run.keys), run.pool
+        check_digests((identity, *keys), "a digest")
+        registration = registry.find(tenant, identity)
         if any_pool:
-            check_label(labels[0])
-        elif run.pool not in registration.object_bytes:
-            raise InputError(f"a pool is one of {', '.join(registration.object_bytes)}, found {run.pool!r}")
-        found.append(NamedRun(registration, run.pool, labels, run.object_bytes))
+            check_label(Label(identity, keys[0], pool))
+        elif pool not in registration.object_bytes:
+            raise InputError(f"a pool is one of {', '.join(registration.object_bytes)}, found {pool!r}")
+        found.append(NamedRun(registration, pool, keys, run.object_bytes))
     return found
 
 
@@ -315,13 +319,13 @@ class CacheService:
         """Read pages a bounded number of bytes at a time; those of another length than theirs are misses."""
         for run in runs:
             if run.claimed_bytes != run.object_bytes:
-                yield bytes(len(run.labels)), ()
+                yield bytes(len(run.keys)), ()
                 continue
-            stored = run.stored
+            labels, stored = run.labels, run.stored
             step = max(1, self._limits.batch_bytes // run.object_bytes)
             for start in range(0, len(stored), step):
                 found = self._store.read(call.tenant, stored[start : start + step], run.object_bytes)
-                for label, (answer, buffers) in zip(run.labels[start : start + step], found, strict=True):
+                for label, (answer, buffers) in zip(labels[start : start + step], found, strict=True):
                     page = named_page(buffers, label) if answer else ()
                     yield mark(IN_STORE if answer else ABSENT, reason_of(answer)), page
                 call.moved()

@@ -4,9 +4,11 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from types import FrameType
+
+import pytest
 
 from tests.sources import ROOT
 from tests.support.running_service import running
@@ -102,3 +104,19 @@ def test_a_get_of_a_page_through_a_service_is_at_most_twenty_six_functions_deep_
     by_place = depths.sent, depths.handed_over, depths.read
     assert min(by_place) > 0
     assert sum(by_place) <= SERVICE_DEPTH_MAX
+
+
+def test_a_client_gets_pages_on_the_thread_that_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    started_by: list[int] = []
+
+    def start(self: threading.Thread) -> None:
+        started_by.append(threading.get_ident())
+        started(self)
+
+    with running() as served, closing(open_storage(f"grpc://{served.address}")) as store:
+        store.register(manifest_of(MODEL, LAYOUT), {})
+        assert store.put([sealed_page(label(1))], Level.CACHED) == [Answer.STORED]
+        started = threading.Thread.start
+        monkeypatch.setattr(threading.Thread, "start", start)
+        assert store.get([blank_page(label(1))]) == [Answer.HIT]
+        assert threading.get_ident() not in started_by

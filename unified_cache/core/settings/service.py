@@ -38,8 +38,10 @@ class Role(Enum):
 
     def includes(self, needed: "Role") -> bool:
         """Return whether this role may do what ``needed`` may."""
-        order = list(Role)
-        return order.index(self) >= order.index(needed)
+        return self is needed or _ROLES.index(self) > _ROLES.index(needed)
+
+
+_ROLES = tuple(Role)
 
 
 class TlsSettings(Section):

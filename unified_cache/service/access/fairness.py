@@ -86,6 +86,7 @@ class FairScheduler:
         """Last time at which each tenant started or ended a call, the longest ago first."""
         self._tenants: dict[str, _Tenant] = {}
         self._in_flight_count = 0
+        self._waiting_count = 0
         self._servings = itertools.count(1)
         self._guard = Lock()
         self._idle = Condition(self._guard)
@@ -128,8 +129,11 @@ class FairScheduler:
             tenant = self._tenants[slot.tenant]
             tenant.half_open_count -= 1
             tenant.waiting.append(slot)
+            self._waiting_count += 1
             slot.state = _State.WAITING
             self._start_waiting()
+            if slot.state is _State.WAITING:
+                slot.woken = Event()
 
     def by_tenant(self) -> dict[str, TenantCalls]:
         """Return the number of calls of every tenant, and of every tenant's administration, that has any."""
@@ -154,7 +158,8 @@ class FairScheduler:
             if not self._tenants:
                 self._idle.notify_all()
             self._start_waiting()
-        slot.woken.set()
+        if slot.woken is not None:
+            slot.woken.set()
 
     def _release(self, slot: "AdmissionSlot") -> None:
         tenant = self._tenants[slot.tenant]
@@ -162,6 +167,7 @@ class FairScheduler:
             del tenant.running[slot]
         elif slot.state is _State.WAITING:
             tenant.waiting.remove(slot)
+            self._waiting_count -= 1
         else:
             tenant.half_open_count -= 1
         tenant.bytes_count -= slot.held_bytes
@@ -189,6 +195,8 @@ class FairScheduler:
 
     def _start_waiting(self) -> None:
         """Start the calls whose turn it is, as many as may run."""
+        if not self._waiting_count:
+            return
         now_s = self._clock()
         since_s = now_s - self.limits.turn_hold_s
         fresh_count = sum(began_s > since_s for tenant in self._tenants.values() for began_s in tenant.running.values())
@@ -203,11 +211,13 @@ class FairScheduler:
                 return
             tenant = min(eligible, key=lambda each: (len(each.running), each.served_last))
             slot = tenant.waiting.popleft()
+            self._waiting_count -= 1
             tenant.running[slot] = now_s
             tenant.served_last = next(self._servings)
             fresh_count += 1
             slot.state = _State.RUNNING
-            slot.woken.set()
+            if slot.woken is not None:
+                slot.woken.set()
 
 
 class AdmissionSlot:
@@ -220,7 +230,8 @@ class AdmissionSlot:
         self.tenant = tenant
         self.held_bytes = 0
         self.state = _State.HALF_OPEN
-        self.woken = Event()
+        self.woken: Event | None = None
+        """Set once its turn has come or it has left, where it has to wait for that."""
 
     def hold(self, count_bytes: int) -> bool:
         """Count memory that the call takes until it ends; False, and nothing counted, beyond what its tenant may."""
@@ -229,8 +240,12 @@ class AdmissionSlot:
     def wait(self, timeout_s: float) -> bool:
         """Wait at most ``timeout_s`` for the call's turn; False if it did not come in time."""
         self._scheduler.queue(self)
-        waited_s = 0.0
-        while waited_s < timeout_s and not self.woken.wait(min(self._scheduler.recheck_s, timeout_s - waited_s)):
+        woken, waited_s = self.woken, 0.0
+        while (
+            woken is not None
+            and waited_s < timeout_s
+            and not woken.wait(min(self._scheduler.recheck_s, timeout_s - waited_s))
+        ):
             waited_s += self._scheduler.recheck_s
             self._scheduler.recheck()
         return self.state is _State.RUNNING

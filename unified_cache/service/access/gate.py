@@ -6,7 +6,7 @@ An open call has limits in time: until its first message, between two movements,
 import secrets
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from threading import Event, Lock, Thread
 from typing import NoReturn
 
@@ -63,19 +63,18 @@ class CallTimeouts:
         self._closed = Event()
         self._guard = Lock()
 
-    @contextmanager
-    def over(self, call: "TimedCall") -> Iterator[None]:
-        """Watch a call for the length of the with block."""
+    def watch(self, call: "TimedCall") -> None:
+        """Watch a call until it is over."""
         with self._guard:
             self._calls.add(call)
             is_checked, self._is_checked = self._is_checked, True
         if not is_checked:
             Thread(target=self._check, name="call-timeouts", daemon=True).start()
-        try:
-            yield
-        finally:
-            with self._guard:
-                self._calls.discard(call)
+
+    def over(self, call: "TimedCall") -> None:
+        """Watch a call no more."""
+        with self._guard:
+            self._calls.discard(call)
 
     def close(self) -> None:
         """Watch no more; calls that are still open end with their server."""
@@ -106,8 +105,6 @@ class TimedCall:
         self._clock = timeouts.clock
         now_s = self._clock()
         self._ends_s = now_s + self._limits.call_s_max
-        self.peer = context.peer()
-        """Address and port that it comes from."""
         self.is_half_open = True
         """True until its first message has come."""
         self.late_s = min(now_s + self._limits.first_message_s, self._ends_s)
@@ -219,19 +216,22 @@ class ServiceGate:
         caller: Caller | None = None
         code = CANCELLED
         try:
-            with ExitStack() as held:
-                caller = self._authenticated(method, context)
-                self.check_role(caller, needs, method)
-                administers = method in ADMINISTRATION and caller.role.includes(Role.ADMIN)
-                slot = self._scheduler.enter(caller.tenant, administers=administers)
-                if slot is None:
-                    self.refuse(caller, method, "the tenant has as many calls in flight as it may")
-                held.callback(slot.leave)
+            caller = self._authenticated(method, context)
+            self.check_role(caller, needs, method)
+            administers = method in ADMINISTRATION and caller.role.includes(Role.ADMIN)
+            slot = self._scheduler.enter(caller.tenant, administers=administers)
+            if slot is None:
+                self.refuse(caller, method, "the tenant has as many calls in flight as it may")
+            try:
                 if not context.add_callback(slot.give_up):
                     raise Refused(grpc.StatusCode.CANCELLED, "the client has gone")
                 call = AdmittedCall(context, self, caller, slot, method)
-                held.enter_context(self.timeouts.over(call))
+                self.timeouts.watch(call)
                 yield call
+            finally:
+                if call is not None:
+                    self.timeouts.over(call)
+                slot.leave()
             code = OK
         except grpc.RpcError:
             # The client went away, or the call was cut off: gRPC has answered.

@@ -2,6 +2,7 @@
 
 import collections
 from collections.abc import Iterator
+from functools import cache
 from threading import Lock
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, PlatformCollector, ProcessCollector
@@ -37,12 +38,12 @@ class BoundedLabels:
 
     def claimed(self, name: str) -> str:
         """Return the label of a name, which has a series of its own from now on if there is one left."""
-        with self._guard:
-            if name not in self._names:
-                if len(self._names) >= self._names_max:
-                    return OTHER
-                self._names.add(name)
+        if name in self._names:
             return name
+        with self._guard:
+            if len(self._names) < self._names_max:
+                self._names.add(name)
+            return self.label(name)
 
     def label(self, name: str) -> str:
         """Return the label of a name; ``other`` if it has not been claimed."""
@@ -85,19 +86,31 @@ class ServiceMetrics:
         self.stale = gauge("stale_seconds", "Time for which files could not be read again, 0 if they could.", "files")
         for collector in (ProcessCollector, PlatformCollector):
             collector(registry=registry)
+        # Labels are few, and a series by its labels takes longer than to count.
+        self._of_call = cache(
+            lambda method, name, code: (
+                self.calls.labels(method, name, code),
+                self.seconds.labels(method),
+                self.bytes.labels(name, "in"),
+                self.bytes.labels(name, "out"),
+            )
+        )
+        self._of_pages = cache(
+            lambda pool, name, result: (self.pages.labels(pool, result), self.tenant_pages.labels(name, result))
+        )
 
     def call_ended(self, method: str, tenant: str, code: str, seconds: float, bytes_in: int, bytes_out: int) -> None:
         """Count a call that has ended; ``code`` is the name of its status."""
-        name = self.tenants.claimed(tenant)
-        self.calls.labels(method, name, code).inc()
-        self.seconds.labels(method).observe(seconds)
-        for direction, count_bytes in (("in", bytes_in), ("out", bytes_out)):
-            self.bytes.labels(name, direction).inc(count_bytes)
+        calls, took, received, sent = self._of_call(method, self.tenants.claimed(tenant), code)
+        calls.inc()
+        took.observe(seconds)
+        received.inc(bytes_in)
+        sent.inc(bytes_out)
 
     def pages_looked_up(self, tenant: str, pool: str, answer: Answer, count: int) -> None:
         """Count pages of one pool that the store was asked for, by its answer."""
-        self.pages.labels(self._pool(pool, answer), answer.value).inc(count)
-        self.tenant_pages.labels(self.tenants.claimed(tenant), answer.value).inc(count)
+        for series in self._of_pages(self._pool(pool, answer), self.tenants.claimed(tenant), answer.value):
+            series.inc(count)
 
     def pages_put(self, tenant: str, pool: str, answer: Answer, count: int) -> None:
         """Count pages of one pool that the store was to keep, by its answer."""

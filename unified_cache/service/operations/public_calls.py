@@ -34,30 +34,31 @@ class PublicCalls:
     def __init__(self, calls_max: int, timeouts: CallTimeouts) -> None:
         self._calls_max = calls_max
         self._timeouts = timeouts
-        self._open: dict[TimedCall, None] = {}
-        """Those with a place, the oldest first."""
+        self._open: dict[TimedCall, str] = {}
+        """Those with a place, the oldest first, each with the address and port that it comes from."""
         self._guard = Lock()
 
     @contextmanager
     def admitted(self, context: grpc.ServicerContext) -> Iterator[TimedCall]:
         """Give a call a place for the length of the with block; ends the call where there is none."""
         call = TimedCall(context, self._timeouts)
-        with self._timeouts.over(call):
-            if not self._enter(call):
-                context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many calls of this kind")
-            try:
-                yield call
-            except Refused as error:
-                context.abort(error.code, error.message)
-            except InputError as error:
-                context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-            finally:
-                with self._guard:
-                    self._open.pop(call, None)
+        self._timeouts.watch(call)
+        try:
+            if not self._enter(call, context.peer()):
+                raise Refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many calls of this kind")
+            yield call
+        except Refused as error:
+            context.abort(error.code, error.message)
+        except InputError as error:
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        finally:
+            self._timeouts.over(call)
+            with self._guard:
+                self._open.pop(call, None)
 
-    def _enter(self, call: TimedCall) -> bool:
+    def _enter(self, call: TimedCall, peer: str) -> bool:
         with self._guard:
-            self._open[call] = None
+            self._open[call] = peer
             if len(self._open) <= self._calls_max:
                 return True
             silent = self._least_missed(call)
@@ -68,10 +69,11 @@ class PublicCalls:
 
     def _least_missed(self, entering: TimedCall) -> TimedCall | None:
         """Return the call that is to make room; None if all but the entering one have sent a message."""
-        connections = Counter(call.peer for call in self._open)
-        hosts = Counter(_host(call.peer) for call in self._open)
+        connections = Counter(self._open.values())
+        hosts = Counter(map(_host, self._open.values()))
         half_open = [call for call in self._open if call.is_half_open and call is not entering]
-        return max(half_open, key=lambda call: (hosts[_host(call.peer)], connections[call.peer]), default=None)
+        peers = self._open
+        return max(half_open, key=lambda call: (hosts[_host(peers[call])], connections[peers[call]]), default=None)
 
 
 class HealthService:

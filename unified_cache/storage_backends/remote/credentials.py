@@ -45,11 +45,6 @@ class CredentialFiles:
     certificate: Path | None = None
     key: Path | None = None
 
-    @property
-    def paths(self) -> list[Path]:
-        """Those that there are."""
-        return [path for path in (self.token, self.authorities, self.certificate, self.key) if path is not None]
-
 
 @dataclass(frozen=True, slots=True)
 class ReadCredentials:
@@ -70,14 +65,17 @@ class ClientCredentials:
     def __init__(self, files: CredentialFiles, *, secure: bool) -> None:
         """Read the files; raise ConfigError where they cannot be."""
         self._files = files
+        self._paths = [
+            path for path in (files.token, files.authorities, files.certificate, files.key) if path is not None
+        ]
         self._secure = secure
         self._guard = Lock()
-        self._stamp = stamp_of(self._files.paths)
+        self._stamp = stamp_of(self._paths)
         self._read = self._read_now()
 
     def latest(self) -> ReadCredentials:
         """Return what the files hold, after one look at each."""
-        if self._files.paths and self._guard.acquire(blocking=False):
+        if self._paths and self._guard.acquire(blocking=False):
             try:
                 self._look()
             except ConfigError as error:
@@ -87,7 +85,7 @@ class ClientCredentials:
         return self._read
 
     def _look(self) -> None:
-        stamp = stamp_of(self._files.paths)
+        stamp = stamp_of(self._paths)
         if stamp != self._stamp:
             # Before reading: what is written while it is read changes the files once more.
             self._stamp = stamp

@@ -3,12 +3,13 @@
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from threading import Lock
 
 import grpc
 from google.protobuf.message import Message
+from grpc.experimental import ChannelOptions
 
 from unified_cache.core.errors import ConfigError, InputError, StorageError, StorageFullError, without_secrets
 from unified_cache.proto import service_pb2 as pb
@@ -43,6 +44,23 @@ PASSING = frozenset(
 """Status codes for which another server, or the same one later, may succeed."""
 
 
+class Connection:
+    """One connection to a server, with its calls: gRPC takes as long to make one of these as to write a message."""
+
+    __slots__ = ("channel", "get", "put", "unary")
+
+    def __init__(self, channel: grpc.Channel) -> None:
+        self.channel = channel
+        self.unary: dict[Call, grpc.UnaryUnaryMultiCallable[bytes, bytes]] = {
+            call: channel.unary_unary(call.path) for call in Call if call not in (Call.GET, Call.PUT)
+        }
+        self.get: grpc.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(Call.GET.path)
+        self.put: grpc.StreamUnaryMultiCallable[bytes, bytes] = channel.stream_unary(Call.PUT.path)
+
+
+Metadata = tuple[tuple[str, str], ...]
+
+
 class Server:
     """Calls to one server. Thread-safe."""
 
@@ -56,8 +74,8 @@ class Server:
         self._clock = clock
         self._shown: grpc.ChannelCredentials | None = None
         """Credentials of the connections."""
-        self._channels: Sequence[grpc.Channel] = ()
-        self._replaced: list[tuple[float, Sequence[grpc.Channel]]] = []
+        self._connections: Sequence[Connection] = ()
+        self._replaced: list[tuple[float, Sequence[Connection]]] = []
         """Connections with credentials that have changed, and when the last call over them is over."""
         self._guard = Lock()
         self._turn = itertools.count()
@@ -75,13 +93,20 @@ class Server:
         """
         return cls(name, ClientCredentials(options.files, secure=options.secure), options, clock)
 
-    @property
-    def metadata(self) -> tuple[tuple[str, str], ...]:
-        """Goes with every call: the token, as its file has it now."""
-        token = self._credentials.latest().token or self._options.token
-        return (("authorization", f"Bearer {token}"),) if token else ()
+    def next_connection(self) -> tuple[Connection, Metadata]:
+        """Return the connection whose turn it is, and the token of its call, both as the files are now."""
+        read = self._credentials.latest()
+        if not self._connections or read.channel is not self._shown or self._replaced:
+            with self._guard:
+                self._renew(read.channel)
+        token = read.token or self._options.token
+        connections = self._connections
+        return (
+            connections[next(self._turn) % len(connections)],
+            (("authorization", f"Bearer {token}"),) if token else (),
+        )
 
-    def _connected(self, credentials: grpc.ChannelCredentials | None) -> Sequence[grpc.Channel]:
+    def _connected(self, credentials: grpc.ChannelCredentials | None) -> Sequence[Connection]:
         options = self._options
         arguments: list[tuple[str, int | str]] = [
             ("grpc.use_local_subchannel_pool", 1),
@@ -90,15 +115,23 @@ class Server:
             ("grpc.max_receive_message_length", PARTS_AHEAD_BYTES),
             # A proxy that the environment names for HTTP would see pages, and most take no calls of gRPC.
             ("grpc.enable_http_proxy", 0),
+            # Who reads a stream waits for it in gRPC: else a thread is started for each get, to wake who waits.
+            (ChannelOptions.SingleThreadedUnaryStream, 1),
         ]
         if options.server_name:
             arguments.append(("grpc.ssl_target_name_override", options.server_name))
         return [
-            grpc.insecure_channel(self.name, arguments)
-            if credentials is None
-            else grpc.secure_channel(self.name, credentials, arguments)
+            Connection(
+                grpc.insecure_channel(self.name, arguments)
+                if credentials is None
+                else grpc.secure_channel(self.name, credentials, arguments)
+            )
             for _ in range(options.channels)
         ]
+
+    def knows(self, identities: Set[bytes]) -> bool:
+        """Return whether the server said what it is, and Hello was sent to it for these identities."""
+        return self.agreed is not None and identities <= self._manifests_sent.keys()
 
     def greet(self, manifests: Mapping[bytes, Manifest], timeout_s: Callable[[], float] | None = None) -> None:
         """Send Hello for the identities that the server does not know from here, or once for none."""
@@ -126,11 +159,12 @@ class Server:
 
         If the call ``is_only``, who waits makes it: else gRPC's thread wakes who waits, which is half of a call's time.
         """
-        begin: grpc.UnaryUnaryMultiCallable[bytes, bytes] = self.channel().unary_unary(call.path)
+        connection, metadata = self.next_connection()
+        begin = connection.unary[call]
         left_s = self._timeout_s if timeout_s is None else timeout_s
         if is_only:
-            return lambda: begin(message, left_s, self.metadata)
-        return begin.future(message, left_s, self.metadata).result
+            return lambda: begin(message, left_s, metadata)
+        return begin.future(message, left_s, metadata).result
 
     def answer(
         self, call: Call, request: Message, kind: type[Parsed], manifests: Mapping[bytes, Manifest] | None = None
@@ -156,46 +190,38 @@ class Server:
         except (grpc.RpcError, InputError) as error:
             raise storage_error(error, call, self) from error
 
-    def send(self, call: Call, messages: Iterator[bytes], timeout_s: float, *, is_only: bool) -> Callable[[], bytes]:
-        """Begin a call that sends a stream; return what waits for its answer.
+    def put(self, messages: Iterator[bytes], timeout_s: float, *, is_only: bool) -> Callable[[], bytes]:
+        """Begin a put, which sends a stream; return what waits for its answer.
 
         A thread of its own makes the messages. If the call ``is_only``, who waits looks after it: else each message
         wakes one more thread, which is 4 to 8 % of the time of a put of pages of 1 MiB and more. Waiting may raise
         ``grpc.RpcError``, and what making a message raises.
         """
-        begin: grpc.StreamUnaryMultiCallable[bytes, bytes] = self.channel().stream_unary(call.path)
+        connection, metadata = self.next_connection()
         if is_only:
-            return lambda: begin(messages, timeout_s, self.metadata)
-        return begin.future(messages, timeout_s, self.metadata).result
+            return lambda: connection.put(messages, timeout_s, metadata)
+        return connection.put.future(messages, timeout_s, metadata).result
 
     def close(self) -> None:
         """Close the connections; calls under way are cancelled."""
         with self._guard:
-            self._replaced.append((0.0, self._channels))
+            self._replaced.append((0.0, self._connections))
             self._close_replaced(math.inf)
-
-    def channel(self) -> grpc.Channel:
-        """Return the connection whose turn it is, with the certificate that its file has now."""
-        credentials = self._credentials.latest().channel
-        if not self._channels or credentials is not self._shown or self._replaced:
-            with self._guard:
-                self._renew(credentials)
-        return self._channels[next(self._turn) % len(self._channels)]
 
     def _renew(self, credentials: grpc.ChannelCredentials | None) -> None:
         """Connect with these credentials; calls over the connections before go on to their end."""
         now_s = self._clock()
-        if not self._channels or credentials is not self._shown:
+        if not self._connections or credentials is not self._shown:
             # A call that is about to begin over them ends within its timeout, too.
-            self._replaced.append((now_s + 2 * self._timeout_s, self._channels))
-            self._channels, self._shown = self._connected(credentials), credentials
+            self._replaced.append((now_s + 2 * self._timeout_s, self._connections))
+            self._connections, self._shown = self._connected(credentials), credentials
         self._close_replaced(now_s)
 
     def _close_replaced(self, now_s: float) -> None:
-        for over_s, channels in self._replaced:
+        for over_s, connections in self._replaced:
             if over_s <= now_s:
-                for channel in channels:
-                    channel.close()
+                for connection in connections:
+                    connection.channel.close()
         self._replaced = [each for each in self._replaced if each[0] > now_s]
 
 

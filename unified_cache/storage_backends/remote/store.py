@@ -121,11 +121,12 @@ class GatedMessages:
             self._messages.close()
 
 
-def cut(server: Server, numbers: Sequence[int], time: RequestTime) -> Iterator[ServerBatch]:
-    """Cut the pages of one server into calls."""
+def cut(server: Server, numbers: Sequence[int], time: RequestTime, *, is_only: bool) -> Iterator[ServerBatch]:
+    """Cut the pages of one server, the only one or one of several, into calls."""
     pages_max = min(PAGES_PER_CALL, server.agreed.pages_max if server.agreed is not None else PAGES_PER_CALL)
+    is_only = is_only and len(numbers) <= pages_max
     for start in range(0, len(numbers), pages_max):
-        yield ServerBatch(server, list(numbers[start : start + pages_max]), time)
+        yield ServerBatch(server, list(numbers[start : start + pages_max]), time, is_only)
 
 
 def put_messages(server: Server, pages: Sequence[PageIO], level: Level) -> Generator[bytes, None, None]:
@@ -213,8 +214,8 @@ class RemoteStorage(Store):
             def exchange(batch: ServerBatch) -> Exchange:
                 chosen = [pages[number] for number in batch.numbers]
                 request = pb.GetRequest(runs=sized_runs(chosen))
-                begin: grpc.UnaryStreamMultiCallable[bytes, bytes] = batch.server.channel().unary_stream(Call.GET.path)
-                parts = begin(request.SerializeToString(), batch.time.timeout_s(), batch.server.metadata)
+                connection, metadata = batch.server.next_connection()
+                parts = connection.get(request.SerializeToString(), batch.time.timeout_s(), metadata)
                 yield
                 reader = ScatterReader(chosen)
                 try:
@@ -238,7 +239,7 @@ class RemoteStorage(Store):
             def exchange(batch: ServerBatch) -> Exchange:
                 chosen = [pages[number] for number in batch.numbers]
                 with closing(GatedMessages(put_messages(batch.server, chosen, level))) as messages:
-                    answer = batch.server.send(Call.PUT, messages, batch.time.timeout_s(), is_only=batch.is_only)
+                    answer = batch.server.put(messages, batch.time.timeout_s(), is_only=batch.is_only)
                     yield
                     reply = parsed(pb.PutReply, answer())
                 yes, no = Answer.STORED, Answer.DECLINED
@@ -424,8 +425,9 @@ class RemoteStorage(Store):
                 identities = {labels[number].identity for number in batch.numbers}
                 begun = exchange(batch)
                 try:
-                    manifests = {identity: self._manifests[identity] for identity in identities}
-                    batch.server.greet(manifests, batch.time.timeout_s)
+                    if not batch.server.knows(identities):
+                        manifests = {identity: self._manifests[identity] for identity in identities}
+                        batch.server.greet(manifests, batch.time.timeout_s)
                     next(begun)
                 except (grpc.RpcError, InputError) as error:
                     failed = _failure(call, batch.server, error)
@@ -459,20 +461,23 @@ class RemoteStorage(Store):
     def _batches(
         self,
         labels: Sequence[Label],
-        waiting: Sequence[int],
+        waiting: list[int],
         tries_count: int,
         time_left: RequestTime,
     ) -> list[ServerBatch]:
         """Send each page to its own server, or to the first of its ranking that does not rest."""
-        resting = {number for number, server in enumerate(self._servers) if server.breaker.is_resting}
         chosen: dict[int, list[int]] = {}
-        for number in waiting:
-            ranked = self._hash.ranked(labels[number].key)
-            awake = (server for server in ranked if server not in resting)
-            chosen.setdefault(next(awake, ranked[tries_count % len(ranked)]), []).append(number)
-        per_server = [cut(self._servers[number], numbers, time_left) for number, numbers in chosen.items()]
-        batches = [batch for turn in zip_longest(*per_server) for batch in turn if batch is not None]
-        return batches if len(batches) > 1 else [batch._replace(is_only=True) for batch in batches]
+        if len(self._servers) == 1:
+            chosen[0] = waiting
+        else:
+            resting = {number for number, server in enumerate(self._servers) if server.breaker.is_resting}
+            for number in waiting:
+                ranked = self._hash.ranked(labels[number].key)
+                awake = (server for server in ranked if server not in resting)
+                chosen.setdefault(next(awake, ranked[tries_count % len(ranked)]), []).append(number)
+        is_only = len(chosen) == 1
+        per_server = [cut(self._servers[number], some, time_left, is_only=is_only) for number, some in chosen.items()]
+        return [batch for turn in zip_longest(*per_server) for batch in turn if batch is not None]
 
     def _greet_all(self, manifests: Mapping[bytes, Manifest]) -> list[pb.HelloReply]:
         """Send Hello to every server, to one that failed just now only where no other answers; return the replies."""

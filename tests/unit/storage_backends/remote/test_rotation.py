@@ -96,14 +96,14 @@ def test_calls_over_connections_with_the_certificate_before_go_on_to_their_end(
     clock = ManualClock()
     chosen = parse_rest(f"//{tls_server.address}?timeout_s=10&channels=1&{options(tmp_path)}", secure=True)
     server = Server.connect(tls_server.address, chosen, clock)
-    before = server.channel()
-    assert server.channel() is before
+    before = server.next_connection()[0].channel
+    assert server.next_connection()[0].channel is before
     authority.issue(NAME).write(tmp_path, "mine")
-    after = server.channel()
+    after = server.next_connection()[0].channel
     for channel in (before, after):
         assert pb.HelloReply.FromString(called(channel, Call.HELLO)).tenant == "acme"
     clock.sleep(21)
-    assert server.channel() is after
+    assert server.next_connection()[0].channel is after
     with pytest.raises(ValueError, match="closed"):
         called(before, Call.HELLO)
     server.close()
