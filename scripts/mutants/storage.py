@@ -54,8 +54,8 @@ STORAGE_MUTANTS = [
     Mutant(
         "a call that hangs does not count for the breaker until it returns",
         "storage_backends/wrappers/guard.py",
-        "            self.breaker.record_outcome(admission, failed=True)\n",
-        "            pass\n",
+        "        self.breaker.record_outcome(admission, failed=True)\n",
+        "        pass\n",
         ("tests/unit/storage_backends/wrappers/test_guard.py",),
     ),
     Mutant(

@@ -8,7 +8,6 @@ import pytest
 
 from tests.support.operations import engine
 from tests.support.store_kinds import StoreKind
-from tests.support.wrappers import OF_ANY_SPEED
 from unified_cache.core.config import GuardConfig
 from unified_cache.core.errors import ConfigError
 from unified_cache.integrations.engine_store import EngineStore
@@ -139,7 +138,7 @@ def test_a_url_that_names_nothing_usable_is_refused(url: str) -> None:
         (StoreKind.FILE.open, True, False),
         (StoreKind.PACKED.open, False, False),
         (lambda path: VerifiedStorage(MemoryStorage()), False, True),
-        (lambda path: StorageGuard(MemoryStorage(), OF_ANY_SPEED, GuardConfig()), False, False),
+        (lambda path: StorageGuard(MemoryStorage(), MemoryStorage().capability(), GuardConfig()), False, False),
     ],
 )
 def test_a_store_says_whether_a_look_up_waits_for_a_disk_and_whether_a_call_ends_by_itself(

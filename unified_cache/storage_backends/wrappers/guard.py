@@ -79,6 +79,7 @@ class StorageGuard(StorageLayer):
     ) -> None:
         """A call that may take longer by the store's own word, its ``capability``, has a longer deadline."""
         super().__init__(backend)
+        self._capability = replace(capability, bounded=False)
         self.deadline_s = max(config.deadline_s, capability.call_s_max)
         self._may_wait = not capability.bounded or capability.call_s_max > 0
         """Whether a call of the store may take any time at all: else the caller makes it."""
@@ -106,9 +107,9 @@ class StorageGuard(StorageLayer):
             return sum(step.is_stuck for step in self._in_flight)
 
     def capability(self) -> Capability:
-        """Return what the wrapped backend can do, in any state; a call that is given up goes on using its buffers."""
-        capability = self._within(self._due_s(), Method.CAPABILITY, self._backend.capability, None)
-        return replace(capability, bounded=False)
+        """Return what the wrapped backend said that it can do; a call that is given up goes on using its buffers."""
+        self._check_open()
+        return self._capability
 
     def touch(self, labels: Sequence[Label]) -> None:
         """Make pages recent; none while the breaker is open."""
@@ -163,8 +164,7 @@ class StorageGuard(StorageLayer):
 
         Return what ``paused`` does while the breaker is open; without it, raise StorageError.
         """
-        if self._closed:
-            raise ClosedError("this guarded store was closed")
+        self._check_open()
         admission, due_s = self.breaker.admit(method.value), self._due_s()
         if admission is None:
             if paused is not None:
@@ -193,7 +193,7 @@ class StorageGuard(StorageLayer):
             return due_s
         return min(due_s, call.due_s) if call.step is None else min(due_s, call.due_s, call.step.due_s)
 
-    def _within(self, due_s: float, method: Method, work: Callable[[], Result], admission: Admission | None) -> Result:
+    def _within(self, due_s: float, method: Method, work: Callable[[], Result], admission: Admission) -> Result:
         """Make one call of the store that is late at ``due_s``, as a step of the ``BoundedCall`` that this thread runs.
 
         Where it runs none, or one that is in a store, the call is handed over to a thread of the guard's own.
@@ -234,18 +234,20 @@ class StorageGuard(StorageLayer):
         """Return whether waiting is over: for a place that is free, or because none will be."""
         return self._closed or len(self._in_flight) < self._calls_max or all(step.is_stuck for step in self._in_flight)
 
-    def _not_started(self, method: Method) -> StorageError | ClosedError:
+    def _check_open(self) -> None:
         if self._closed:
-            return ClosedError("this guarded store was closed")
+            raise ClosedError("this guarded store was closed")
+
+    def _not_started(self, method: Method) -> StorageError:
+        self._check_open()
         calls = self._named(step.call for step in self._in_flight)
         return StorageError(f"{method.value} was not started, no thread is free: {calls}", retryable=True)
 
-    def _record_late(self, admission: Admission | None) -> None:
+    def _record_late(self, admission: Admission) -> None:
         """Count a call that is given up as a failure now; how it ends, if ever, counts for nothing."""
         with self._changed:
             self._changed.notify_all()
-        if admission is not None:
-            self.breaker.record_outcome(admission, failed=True)
+        self.breaker.record_outcome(admission, failed=True)
 
     def _named(self, calls: Iterable[BoundedCall[object]]) -> str:
         now_s = self._clock()
