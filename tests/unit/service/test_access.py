@@ -276,6 +276,13 @@ def test_a_file_of_tokens_is_no_link(path: Path, tmp_path: Path) -> None:
         given(path, "acme")
 
 
+def test_a_token_is_appended_to_a_regular_file_alone(path: Path) -> None:
+    os.mkfifo(path)  # not a device: where that is not refused, it is replaced for the whole machine
+    with pytest.raises(ConfigError, match="regular file"):
+        given(path, "acme")
+    assert path.is_fifo()
+
+
 def spoiled(path: Path) -> None:
     path.write_text("spoiled\n")
 

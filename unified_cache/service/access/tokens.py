@@ -137,8 +137,11 @@ def remove_token(path: Path, token_id: str) -> None:
 def _locked(path: Path, flags: int = 0) -> Iterator[str]:
     """Yield the content of a file that nobody else changes inside the with block."""
     for _ in range(_LOCK_ATTEMPTS_MAX):
-        fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | flags, 0o600)
+        fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | flags, 0o600)
         with os.fdopen(fd, encoding="utf-8", errors="surrogateescape") as file:
+            mode = os.fstat(fd).st_mode
+            if not stat.S_ISREG(mode):
+                raise ConfigError(f"{path} must be a regular file, found {stat.filemode(mode)}")
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
