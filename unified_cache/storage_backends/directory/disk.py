@@ -528,20 +528,3 @@ class BuffersLeft:
             taken.append(self.buffers[0][:count])
             self.buffers[0] = self.buffers[0][count:]
         return taken
-
-
-class Directory:
-    """An open directory. Its descriptor is closed when the last thread that uses it lets it go, or by ``close``."""
-
-    def __init__(self, disk: Disk, fd: int) -> None:
-        self._disk = disk
-        self.fd = fd
-
-    def close(self) -> None:
-        """Close the descriptor now; nobody may be using it."""
-        fd, self.fd = self.fd, -1
-        if fd >= 0:
-            close_quietly(self._disk, fd)
-
-    def __del__(self) -> None:
-        self.close()

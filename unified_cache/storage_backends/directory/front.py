@@ -28,9 +28,9 @@ from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.storage_backends.common.bounded_call import CallsInFlight
 from unified_cache.storage_backends.common.names import check_label
 from unified_cache.storage_backends.directory.disk import (
-    Directory,
     Disk,
     StorageFaults,
+    close_quietly,
     disk_bytes,
     missing_bytes,
     storage_error,
@@ -73,13 +73,6 @@ class DirectoryAddress(NamedTuple):
     free_bytes_min: int
 
 
-def check_limits(bytes_max: int | None, free_bytes_min: int) -> None:
-    """Raise ConfigError for a negative cap or floor."""
-    for name, value in (("bytes_max", bytes_max), ("free_bytes_min", free_bytes_min)):
-        if value is not None and value < 0:
-            raise ConfigError(f"{name} must not be negative, found {value}")
-
-
 def parse_address(rest: str, scheme: str = "file") -> DirectoryAddress:
     """Read the text after ``file:``, or after another scheme with the same forms; raise ConfigError."""
     directory, mark, options = rest.rpartition("?")
@@ -112,8 +105,11 @@ def _free_bytes_in(options: str, scheme: str) -> int:
     return parse_bytes(f"free= of {scheme}:", size)
 
 
-def check_reserve(disk: Disk, path: Path, expected: StoreFormat, free_bytes_min: int) -> None:
-    """Raise ConfigError where the file system of a path is smaller than what is to stay free on it; make nothing."""
+def check_limits(disk: Disk, path: Path, expected: StoreFormat, bytes_max: int | None, free_bytes_min: int) -> None:
+    """Raise ConfigError for a negative cap or floor, and for a floor above the size of the disk; make nothing."""
+    for name, value in (("bytes_max", bytes_max), ("free_bytes_min", free_bytes_min)):
+        if value is not None and value < 0:
+            raise ConfigError(f"{name} must not be negative, found {value}")
     check_path(path)
     with StorageFaults(f"cannot open a {expected.name} in {path}"):
         if disk.missing_mount(path) is not None:
@@ -280,9 +276,9 @@ class ReadOnlyStore(DirectoryReader):
 
     FORMAT: ClassVar[StoreFormat]
 
-    def __init__(self, disk: Disk, path: Path, root: Directory) -> None:
-        super().__init__(disk, path, root.fd, self.FORMAT, ", opened to be read,")
-        self._root = root
+    def __init__(self, disk: Disk, path: Path, root_fd: int) -> None:
+        """Own the descriptor from now on."""
+        super().__init__(disk, path, root_fd, self.FORMAT, ", opened to be read,")
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], *, disk: Disk | None = None) -> Self:
@@ -332,7 +328,7 @@ class ReadOnlyStore(DirectoryReader):
         """Return what an object of a length takes of its writer's cap."""
 
     def _let_go(self) -> None:
-        self._root.close()
+        close_quietly(self._disk, self._root_fd)
 
 
 class DirectoryStorage(DirectoryReader):

@@ -21,6 +21,7 @@ import errno
 import mmap as system_mmap
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import closing, suppress
+from dataclasses import dataclass
 from itertools import chain
 from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 from queue import Empty, SimpleQueue
@@ -114,7 +115,8 @@ _SLOT_BYTES = 66 * DIRECT_BLOCK_BYTES
 _REFUSED = frozenset({errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS})
 
 
-class DirectRun(NamedTuple):
+@dataclass(slots=True)
+class DirectRun:
     """Neighbouring pages of one file, all of one length, that are read together: one, or as many as a slot takes."""
 
     number: int
@@ -127,22 +129,17 @@ class DirectRun(NamedTuple):
     pages: Sequence[PageIO]
     is_file: bool
     """Whether its one page is all of the file: then the stride is longer than the page, and the file must not be."""
+    left_count: int = 0
+    """Pieces that were begun and have not come."""
+    is_whole: bool = True
+    """Whether all of it has come so far."""
 
 
 class _DirectPiece(NamedTuple):
-    progress: "_RunProgress"
+    run: DirectRun
     wanted_bytes: int
     copies: Sequence[tuple[memoryview, memoryview]]
     """What is copied once it has come: to, from."""
-
-
-class _RunProgress:
-    __slots__ = ("is_whole", "left_count", "run")
-
-    def __init__(self, run: DirectRun, pieces_count: int) -> None:
-        self.run = run
-        self.left_count = pieces_count
-        self.is_whole = True
 
 
 class DirectReads:
@@ -159,8 +156,8 @@ class DirectReads:
         self.is_refused = False
         """Whether the file system takes no direct reads."""
 
-    def read(self, runs: Iterable[DirectRun]) -> Generator[tuple[DirectRun, bool], None, None]:
-        """Fill the pages of runs; yield each run when it has ended, with whether all of it came.
+    def read(self, runs: Iterable[DirectRun]) -> Generator[DirectRun, None, None]:
+        """Fill the pages of runs; yield each run when it has ended.
 
         Runs are taken as they can be begun, and ``BOUNCE_SLOTS`` reads are under way at a time. A page that came was
         added to its checksum. A caller that stops before the end closes this, which waits for what is under way. Raises
@@ -175,19 +172,19 @@ class DirectReads:
         def begin() -> Iterator[FileRead]:
             for run in runs:
                 starts = range(0, len(run.pages) * run.stride_bytes, _SLOT_BYTES)
-                progress = _RunProgress(run, len(starts))
+                run.left_count = len(starts)
                 for start in starts:
                     number = free.pop()
-                    buffer, under_way[number] = _piece_of(progress, start, slots[number])
+                    buffer, under_way[number] = _piece_of(run, start, slots[number])
                     yield FileRead(number, run.fd, buffer, run.offset + start)
 
         try:
             with closing(self._disk.read_each(begin(), BOUNCE_SLOTS)) as outcomes:
                 for (number, *_), outcome in outcomes:
-                    progress = self._end(under_way.pop(number), outcome)
+                    run = self._end(under_way.pop(number), outcome)
                     free.append(number)
-                    if not progress.left_count:
-                        yield progress.run, progress.is_whole
+                    if not run.left_count:
+                        yield run
         finally:
             self._bounce_buffers.put(bounce_buffer)
 
@@ -199,24 +196,23 @@ class DirectReads:
             self.is_refused = True
         return not self.is_refused
 
-    def _end(self, piece: _DirectPiece, outcome: int | OSError) -> _RunProgress:
+    def _end(self, piece: _DirectPiece, outcome: int | OSError) -> DirectRun:
         """Put the bytes of a piece that arrived where they belong."""
-        progress, wanted_bytes, copies = piece
-        run = progress.run
-        progress.left_count -= 1
+        run, wanted_bytes, copies = piece
+        run.left_count -= 1
         if isinstance(outcome, OSError):
             self.is_refused = self.is_refused or outcome.errno in _REFUSED
-            progress.is_whole = False
+            run.is_whole = False
         elif outcome == wanted_bytes or (outcome > wanted_bytes and not run.is_file):
             for target, source in copies:
                 target[:] = source
         else:
-            progress.is_whole = False
-        if progress.is_whole and not progress.left_count:
+            run.is_whole = False
+        if run.is_whole and not run.left_count:
             for page in run.pages:
                 if page.checksum is not None:
                     page.checksum.add_all(page.buffers)
-        return progress
+        return run
 
     def _reserve_bounce_buffer(self) -> mmap:
         try:
@@ -229,9 +225,8 @@ class DirectReads:
             return bounce_buffer
 
 
-def _piece_of(progress: _RunProgress, start: int, slot: memoryview) -> tuple[memoryview, _DirectPiece]:
+def _piece_of(run: DirectRun, start: int, slot: memoryview) -> tuple[memoryview, _DirectPiece]:
     """Read what a slot takes of a run, from ``start`` on, and copy it from there into the buffers of its pages."""
-    run = progress.run
     end = min(start + _SLOT_BYTES, len(run.pages) * run.stride_bytes)
     wanted_bytes = max(min(end, (len(run.pages) - 1) * run.stride_bytes + run.object_bytes) - start, 0)
     copies: list[tuple[memoryview, memoryview]] = []
@@ -242,7 +237,7 @@ def _piece_of(progress: _RunProgress, start: int, slot: memoryview) -> tuple[mem
             if first < last:
                 copies.append((buffer.cast("B")[first - at : last - at], slot[first - start : last - start]))
             at += buffer.nbytes
-    return slot[: end - start], _DirectPiece(progress, wanted_bytes, copies)
+    return slot[: end - start], _DirectPiece(run, wanted_bytes, copies)
 
 
 DIRECT_BYTES_MIN = 32 << 10
@@ -315,9 +310,9 @@ class PageReads:
             if first is None:
                 return came
             with suppress(OSError), closing(self.direct.read(chain((first,), cold))) as runs:
-                for run, is_whole in runs:
+                for run in runs:
                     ended = range(run.number, run.number + len(run.pages))
-                    if is_whole:
+                    if run.is_whole:
                         came.update(ended)
                     places.close(ended)
         finally:

@@ -29,7 +29,6 @@ from unified_cache.storage_backends.directory.disk import (
     DIRECTORY_FLAGS,
     READ_FLAGS,
     WRITE_FLAGS,
-    Directory,
     Disk,
     StorageFaults,
     close_quietly,
@@ -245,18 +244,19 @@ def open_root(
     return StoreRoot(disk, path, root_fd, expected, new_writer, writer, is_remade)
 
 
-def open_root_to_read(disk: Disk, path: Path, expected: StoreFormat) -> Directory:
+def open_root_to_read(disk: Disk, path: Path, expected: StoreFormat) -> int:
     """Open the directory of a store, changing nothing; raise where it is none, or one of another format."""
     check_path(path)
-    with StorageFaults(f"cannot open a {expected.name} in {path}"):
-        root = Directory(disk, disk.open(path, _ROOT_FLAGS))
+    with StorageFaults(f"cannot open a {expected.name} in {path}"), ExitStack() as opened_files:
+        root_fd = _open_in(opened_files, disk, path, _ROOT_FLAGS)
         try:
-            _check_marker(disk, path, root.fd, expected)
+            _check_marker(disk, path, root_fd, expected)
         except FileNotFoundError as error:
             raise StorageError(
                 f"{path} must be a {expected.name}, found no {MARKER_NAME} in it", retryable=False
             ) from error
-    return root
+        opened_files.pop_all()
+    return root_fd
 
 
 def _make_root(disk: Disk, path: Path, opened_files: ExitStack) -> int:

@@ -48,7 +48,6 @@ from unified_cache.storage_backends.directory.front import (
     Stamps,
     StoreCounts,
     check_limits,
-    check_reserve,
     entered,
     is_read_alone,
     parse_address,
@@ -125,9 +124,8 @@ class FileStorage(FilePages, DirectoryStorage):
             ConfigError: bytes_max or free_bytes_min is negative or more than there can be, or no system takes the path.
             StorageError: the directory cannot be used or is not ours, see its message. It was not changed.
         """
-        check_limits(bytes_max, free_bytes_min)
         disk, place = disk or Disk(), Path(path)
-        check_reserve(disk, place, FORMAT, free_bytes_min)
+        check_limits(disk, place, FORMAT, bytes_max, free_bytes_min)
         root, open_counter = entered(
             partial(_enter, disk, place, new_writer), partial(_remove_oldest, disk, place), place
         )
@@ -248,19 +246,19 @@ def _enter(disk: Disk, path: Path, new_writer: Callable[[], str]) -> tuple[Store
 
 def _remove_oldest(disk: Disk, path: Path) -> int:
     """Remove the least recent objects of a store that nobody finds room to enter; return how many."""
-    root = open_root_to_read(disk, path, FORMAT)
+    root_fd = open_root_to_read(disk, path, FORMAT)
     try:
-        found = [known for each in identities_in(disk, root.fd) for known in objects_in(disk, root.fd, each)]
+        found = [known for each in identities_in(disk, root_fd) for known in objects_in(disk, root_fd, each)]
         found.sort(key=attrgetter("mtime_ns"))
         removed_count, left_bytes = 0, SPARE_BYTES
         for known in found:
             if left_bytes <= 0 and removed_count >= ENTRY_FILES:
                 break
-            removed_count += unlink_object(disk, root.fd, known.label)
-            left_bytes -= in_blocks(block_bytes(disk, root.fd), known.object_bytes)
+            removed_count += unlink_object(disk, root_fd, known.label)
+            left_bytes -= in_blocks(block_bytes(disk, root_fd), known.object_bytes)
         return removed_count
     finally:
-        root.close()
+        close_quietly(disk, root_fd)
 
 
 def open_url(rest: str, bytes_max: int | None) -> "FileStorage | FileReader":

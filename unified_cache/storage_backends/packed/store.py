@@ -28,11 +28,12 @@ from unified_cache.storage_backends.common.names import check_label, check_scan
 from unified_cache.storage_backends.directory.disk import (
     DIRECTORY_FLAGS,
     READ_FLAGS,
-    Directory,
     Disk,
     StorageFaults,
+    close_quietly,
     missing_bytes,
     missing_inodes,
+    opened,
     storage_error,
 )
 from unified_cache.storage_backends.directory.front import (
@@ -46,7 +47,6 @@ from unified_cache.storage_backends.directory.front import (
     Stamps,
     StoreCounts,
     check_limits,
-    check_reserve,
     entered,
     is_read_alone,
     parse_address,
@@ -126,10 +126,9 @@ class PackedStorage(DirectoryStorage):
             ConfigError: bytes_max or free_bytes_min is negative or more than there can be, or no system takes the path.
             StorageError: the directory cannot be used, is not ours, or is open already, see its message.
         """
-        check_limits(bytes_max, free_bytes_min)
         index = PageIndex(StoreLru(bytes_max, taken_bytes))
         disk, place = disk or Disk(), Path(path)
-        check_reserve(disk, place, FORMAT, free_bytes_min)
+        check_limits(disk, place, FORMAT, bytes_max, free_bytes_min)
         enter = partial(open_root, disk, place, FORMAT, new_writer)
         root = entered(enter, partial(_remove_oldest, disk, place), place)
         segments = SegmentFiles(root)
@@ -486,8 +485,8 @@ class PackedReader(ReadOnlyStore):
 
     FORMAT = FORMAT
 
-    def __init__(self, disk: Disk, path: Path, root: Directory) -> None:
-        super().__init__(disk, path, root)
+    def __init__(self, disk: Disk, path: Path, root_fd: int) -> None:
+        super().__init__(disk, path, root_fd)
         self._listings: dict[bytes, _Listing] = {}
         self._guard = Lock()
 
@@ -583,14 +582,14 @@ def _listing_of(disk: Disk, root_fd: int, identity: bytes) -> _Listing:
 
 def _remove_oldest(disk: Disk, path: Path) -> int:
     """Remove the least recent pages of a store that nobody finds room to enter; return how many."""
-    root = open_root_to_read(disk, path, FORMAT)
+    root_fd = open_root_to_read(disk, path, FORMAT)
     try:
-        if missing_inodes(disk, root.fd, ENTRY_FILES) > 0:
+        if missing_inodes(disk, root_fd, ENTRY_FILES) > 0:
             return 0  # no page that goes brings one back
-        disk.flock(root.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        disk.flock(root_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         stamps: dict[SegmentSlot, int] = {}
-        for identity in identities_in(disk, root.fd):
-            for segment in _segments_of(disk, root.fd, identity, READ_FLAGS | os.O_RDWR):
+        for identity in identities_in(disk, root_fd):
+            for segment in _segments_of(disk, root_fd, identity, READ_FLAGS | os.O_RDWR):
                 stamps.update({SegmentSlot(segment, entry.slot): entry.stamp for entry in segment.entries()})
         oldest: list[SegmentSlot] = []
         left_bytes = SPARE_BYTES
@@ -605,23 +604,24 @@ def _remove_oldest(disk: Disk, path: Path) -> int:
             segment.punch(numbers)
         return len(oldest)
     finally:
-        root.close()
+        close_quietly(disk, root_fd)
 
 
 def _segments_of(disk: Disk, root_fd: int, identity: bytes, flags: int = READ_FLAGS) -> list[Segment]:
     """Open the files of an identity; names that are no files of a packed store are passed over."""
     try:
-        directory = Directory(disk, disk.open(identity.hex(), DIRECTORY_FLAGS, dir_fd=root_fd))
+        with opened(disk, identity.hex(), DIRECTORY_FLAGS, dir_fd=root_fd) as directory_fd:
+            names = disk.listdir(directory_fd)
     except (FileNotFoundError, NotADirectoryError):
         return []
     segments: list[Segment] = []
-    for name in disk.listdir(directory.fd):
+    for name in names:
         parsed = parse_file_name(identity, name)
         if parsed is None:
             continue
         with suppress(FileNotFoundError):  # its last page may have left it meanwhile
             try:
-                fd = disk.open(name, flags, dir_fd=directory.fd)
+                fd = disk.open(f"{identity.hex()}/{name}", flags, dir_fd=root_fd)
             except OSError as error:
                 if error.errno in NOT_A_FILE:
                     continue
