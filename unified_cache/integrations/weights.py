@@ -17,6 +17,24 @@ CONFIG = "config.json"
 """File that says how the weights are used."""
 
 
+def weights_of(name: str, path: str, said: str, elsewhere: str) -> tuple[str, str]:
+    """Return a model's name and the revision of its weights, which lie at ``path``, a directory or a file in one.
+
+    The revision is the user's word, ``said``, if there is one, else a digest of the checkpoint, else ``elsewhere``: a
+    path on no machine but a hub's. The path of a checkpoint that is digested names nothing: a model that is called by
+    it is called by its architecture, so that the same weights are the same model.
+
+    Raises:
+        ConfigError: as ``weights_digest``.
+    """
+    place = Path(path)
+    directory = place.parent if place.is_file() else place
+    if said or not path or not directory.is_dir():
+        return name, said or elsewhere
+    file = f" {place.name}" if place.is_file() else ""
+    return checkpoint_name(directory) if name == path else name, f"weights {weights_digest(directory)}{file}"
+
+
 def weights_digest(directory: Path) -> str:
     """Return a digest of every weight file in a directory, by name and by each byte, 32 hex digits.
 

@@ -7,6 +7,5 @@ deepseek_v4      DeepSeek-V4 on a CPU without AMX
 drawn_weights    its weights, which no checkpoint holds
 engine_process   the process an engine runs in, told what to do line by line
 engine           such a process, as the checks see it
-recorded         calls that the engine makes to the tier, recorded for the tests that run without it
 check_*          the checks, collected by name
 """

@@ -19,10 +19,7 @@ from typing import IO, TypedDict
 from vllm import LLM, SamplingParams  # pyright: ignore[reportAttributeAccessIssue]
 from vllm.config import KVEventsConfig
 
-from tests.engines.vllm.recorded import RECORD_VARIABLE, RecordedTier
 from unified_cache.integrations.engine_store.buffers import BounceMemory
-from unified_cache.integrations.vllm import tier
-from unified_cache.integrations.vllm.tier import UnifiedCacheTier
 
 REGIONS = Path("/dev/shm")
 """Where vLLM keeps its host memory."""
@@ -57,9 +54,6 @@ class EngineHost:
         """Make the engine; return for how many seconds that took."""
         started_s = time.monotonic()
         events = options.get(EVENTS)
-        if RECORD_VARIABLE in os.environ:
-            # The connector names whatever class stands under this name.
-            setattr(tier, UnifiedCacheTier.__name__, RecordedTier)
         self._llm = LLM(
             model=model,
             skip_tokenizer_init=True,

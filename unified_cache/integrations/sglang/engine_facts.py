@@ -14,7 +14,7 @@ from sglang.srt.runtime_context import get_server_args
 
 from unified_cache.integrations.sglang.naming import EngineFacts
 from unified_cache.integrations.sglang.settings import StoreSettings
-from unified_cache.integrations.weights import checkpoint_name, config_digest, weights_digest
+from unified_cache.integrations.weights import config_digest, weights_digest, weights_of
 
 logger = logging.getLogger(__name__)
 
@@ -38,29 +38,24 @@ NOTHING_RESTORED = "docs/sglang.md#nothing-is-restored"
 
 
 def engine_facts(config: HiCacheStorageConfig, settings: StoreSettings) -> EngineFacts:
-    """Return the facts of this engine; the weights by a revision, or a digest of the checkpoint, or the model's name.
-
-    The path of a checkpoint that is digested names nothing: the same weights are the same model.
+    """Return the facts of this engine; model and revision are as ``weights_of`` has them.
 
     Raises:
         ConfigError: the checkpoint cannot be read.
     """
-    arguments, model = _server_arguments(), config.model_name or "unnamed"
-    if settings.revision:
-        return EngineFacts.of(config, settings, model, arguments, settings.revision)
-    draft = arguments.get("speculative_draft_model_path", "")
-    if draft and Path(draft).is_dir():
-        arguments["speculative_draft_model_path"] = weights_digest(Path(draft))
-    server_args = get_server_args()
-    path, revision = (resolution_result(server_args, name) for name in ("model_path", "revision"))
-    if path and Path(path).is_dir():
-        directory = Path(path)
-        model = checkpoint_name(directory) if model == path else model
-        arguments |= {"config": config_digest(directory)}
-        return EngineFacts.of(config, settings, model, arguments, weights_digest(directory))
-    if not revision:
-        logger.warning("the weights of %s have no name that is sure to change with them: say revision", path)
-    return EngineFacts.of(config, settings, model, arguments, f"{path}@{revision or 'default'}")
+    arguments, server_args = _server_arguments(), get_server_args()
+    path, commit = (resolution_result(server_args, name) or "" for name in ("model_path", "revision"))
+    named = f"{path}@{commit or 'default'}"
+    model, revision = weights_of(config.model_name or "unnamed", path, settings.revision or "", named)
+    if not settings.revision:
+        draft = arguments.get("speculative_draft_model_path", "")
+        if draft and Path(draft).is_dir():
+            arguments["speculative_draft_model_path"] = weights_digest(Path(draft))
+        if path and Path(path).is_dir():
+            arguments |= {"config": config_digest(Path(path))}
+        elif revision == named and not commit:
+            logger.warning("the weights of %s have no name that is sure to change with them: say revision", path)
+    return EngineFacts.of(config, settings, model, arguments, revision)
 
 
 def _server_arguments() -> dict[str, str]:

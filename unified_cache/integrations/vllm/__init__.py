@@ -4,9 +4,7 @@
     facts       what vLLM's configuration says about the bytes of a page
     names       facts → identity and layout; offload key → label
     lookups     answers of the store that requests wait for
-    moving      threads that move chunks between vLLM's host memory and the store
-    changes     what the store gains and loses, for KV events
-    chunks      the tier without vLLM's types: names, lookups, moving and changes in one
+    chunks      the tier without vLLM's types: looks up, loads and stores, and tells what the store gains and loses
     logs        log lines of this package beside vLLM's
     metrics     figures of the tier under vLLM's names
     engine      what is taken from vLLM, wherever its version has it; imports vLLM

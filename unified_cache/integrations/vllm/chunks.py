@@ -2,30 +2,34 @@
 
 Everything belongs to the scheduler's thread, and returns at once; only
 ``drain`` and ``close`` wait, and both are bounded.
+
+    load  ──> a get of the store, urgent   ─┐                            ┌─> ended ─> scheduler
+    store ──> a put of it, which waits     ─┴─> threads of EngineStore ──┘
+
+What waits to be stored is bounded by the share of vLLM's rows that it holds: such a row cannot take what is loaded. The
+store touches no row of a job that has ended, so with the last one nobody holds a view of vLLM's memory.
 """
 
 import logging
+import math
 import secrets
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from threading import Semaphore
+from typing import NamedTuple
 
 from unified_cache.core.config import GuardConfig
 from unified_cache.integrations.engine_store import (
+    EnginePage,
     EngineStore,
     EngineStoreConfig,
     EngineStoreCounts,
     HitWatch,
 )
-from unified_cache.integrations.vllm.changes import ChunkChanges, ChunksRemoved, ChunksStored
 from unified_cache.integrations.vllm.lookups import Lookups
-from unified_cache.integrations.vllm.moving import (
-    ChunkJob,
-    HostRows,
-    JobEnd,
-    MovedChunk,
-    Moving,
-)
 from unified_cache.integrations.vllm.names import ChunkNames, RowShape, VllmFacts, group_of, is_stable_key
 from unified_cache.integrations.vllm.settings import TierSettings
 from unified_cache.storage_backends.protocol import Answer
@@ -42,43 +46,89 @@ BOUNCE_ROWS_MIN = 4
 CLOSE_S = 5.0
 """Longest wait for the store to close, after the threads have ended."""
 
+HINTS_MAX = 64
+"""Calls of touch that wait; more are dropped: recency is worth no request's time."""
+
+CHANGES_MAX = 10_000
+"""Changes that wait for vLLM to take them; the oldest are dropped beyond it."""
 
 DOCUMENT = "docs/vllm.md#nothing-is-restored"
 
 
 @dataclass(slots=True)
 class TierCounts:
-    """Counts of one tier since it was opened, in chunks."""
+    """Counts of one tier since it was opened, in chunks, beside those of its store."""
 
+    chunk_bytes: int
     looked_up: Mapping[Answer, int]
     """Chunks that the store was asked for, once while any request lives that asks for them."""
-    loaded: Counter[Answer] = field(default_factory=Counter)
-    stored: Counter[Answer] = field(default_factory=Counter)
-    """With chunks that were there already."""
-    loaded_bytes: int = 0
-    stored_bytes: int = 0
+    dropped_count: int = 0
+    """Chunks that were not stored, since too many waited."""
     unstable_count: int = 0
     """Look-ups whose key another process would not find."""
+
+
+class ChunkChange(NamedTuple):
+    """Chunks that are in the store from now on, or that it has removed, by offload key."""
+
+    keys: tuple[bytes, ...]
+    is_removal: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class JobEnd:
+    """Outcome of a job that vLLM submitted. Its rows are vLLM's again."""
+
+    number: int
+    is_load: bool
+    """Whether its rows were to be filled, and not stored."""
+    keys: tuple[bytes, ...]
+    answers: tuple[Answer, ...]
+    """In the order of the keys; UNAVAILABLE for one that the store was not asked for."""
+    seconds: float
+    """From the submit to the end."""
+
+    @property
+    def moved(self) -> tuple[bytes, ...]:
+        """Offload keys of the chunks that were moved."""
+        return tuple(key for key, answer in zip(self.keys, self.answers, strict=True) if answer)
+
+    @property
+    def failed(self) -> tuple[bytes, ...]:
+        """Offload keys of the others."""
+        return tuple(key for key, answer in zip(self.keys, self.answers, strict=True) if not answer)
 
 
 class ChunkTier:
     """Chunks of one engine in one store."""
 
-    def __init__(self, store: EngineStore, names: ChunkNames, rows: HostRows, settings: TierSettings) -> None:
+    def __init__(
+        self, store: EngineStore, names: ChunkNames, view: memoryview, row: RowShape, settings: TierSettings
+    ) -> None:
         self._store = store
-        self._names = names
-        self._rows = rows
+        self.names = names
+        """Names of this engine's pages, of its generation now."""
+        self._memory = view.cast("B")
+        self._row = row
+        self._rows_count = len(self._memory) // row.stride_bytes
         self._settings = settings
-        self._lookups = Lookups(self._ask, self._is_known)
-        self._moving = Moving(store, rows, settings)
-        self._counts = TierCounts(self._lookups.answered)
+        self._lookups = Lookups(self._is_known)
+        self.counts = TierCounts(row.payload_bytes, self._lookups.answered)
+        self._jobs_count = 0
+        """Jobs whose end was not taken; those that have ended among them."""
+        self._ended: deque[JobEnd] = deque()
+        self._storing: dict[int, set[bytes]] = {}
+        """By store job that was begun, and whose end was not taken: chunks that are there from its end on."""
+        self._storing_rows_count = 0
+        """Rows of these jobs."""
+        self._storing_rows_max = max(int(self._rows_count * settings.store_share), 1)
+        self._hints_left = Semaphore(HINTS_MAX)
         self._unstored: dict[bytes, int] = {}
         """Chunks that the store did not answer for, oldest first, and how many chunks had been offered by then."""
         self._offered_count = 0
-        self._due_s = 0.0
-        """When the store is late with the look-ups of a step."""
-        self._changes: ChunkChanges | None = None
-        self._reports_removals = False
+        self._changes: deque[ChunkChange] | None = None
+        self.reports_removals = False
+        """Whether the store reports what it removes, as far as is known."""
         self._watch = HitWatch(store.counts, settings.url, DOCUMENT)
 
     @classmethod
@@ -97,67 +147,74 @@ class ChunkTier:
         )
         store = EngineStore.open(settings.url, config, bytes_max=settings.bytes_max)
         store.register(names.identity, names.layout)
-        return cls(store, names, HostRows(view, row.stride_bytes, row.payload_bytes), settings)
-
-    @property
-    def names(self) -> ChunkNames:
-        """Names of this engine's pages, of its generation now."""
-        return self._names
+        return cls(store, names, view, row, settings)
 
     def look_up(self, key: bytes, request: str) -> Answer:
         """Return whether the store has a chunk, as far as is known without waiting."""
         if not is_stable_key(key):
-            self._counts.unstable_count += 1
+            self.counts.unstable_count += 1
             return Answer.MISS
         return self._lookups.answer(key, request)
 
     def step_ended(self) -> None:
         """Send the look-ups of a step, which are waited for as one."""
         self._store.give_up_late()
-        self._due_s = self._store.due_s()
-        self._lookups.send()
+        self._lookups.send(partial(self._ask, self._store.due_s()))
 
     def watch(self) -> None:
         """Record from now on what the store gains and loses, for ``changes``."""
-        self._changes = ChunkChanges()
+        self._changes = deque(maxlen=CHANGES_MAX)
 
-    @property
-    def reports_removals(self) -> bool:
-        """Whether the store reports what it removes, as far as is known."""
-        return self._reports_removals
-
-    def changes(self) -> list[ChunksStored | ChunksRemoved]:
+    def changes(self) -> list[ChunkChange]:
         """Return what the store has gained and lost of this engine's chunks since the last call, if watched.
 
-        Beyond a bound removals are lost, and logged: vLLM has no event that takes back whatever a tier has reported.
+        A job's end is taken some time after the store has its chunks: one that is reported as removed in between is not
+        reported as stored. Beyond a bound removals are lost, and logged: vLLM has no event that takes back whatever a
+        tier has reported.
         """
         if self._changes is None:
             return []
         removals = self._store.take_removals()
-        self._reports_removals = removals is not None
+        self.reports_removals = removals is not None
         if removals is not None:
-            keys = [self._names.offload_key(label) for label in removals.labels]
-            self._changes.remove([key for key in keys if key is not None])
+            keys = [key for label in removals.labels if (key := self.names.offload_key(label)) is not None]
+            if keys:
+                self._changes.append(ChunkChange(tuple(keys), is_removal=True))
+            for stored in self._storing.values():
+                stored.difference_update(keys)
             if removals.lost_count:
                 logger.warning("%d pages have left the store and are missing in KV events", removals.lost_count)
-        return self._changes.take()
+        taken = list(self._changes)
+        self._changes.clear()
+        return taken
 
     def load(self, number: int, keys: Sequence[bytes], rows: Sequence[int]) -> None:
         """Start to fill rows with chunks."""
-        self._submit(number, True, zip(keys, rows, strict=True))
+        self._jobs_count += 1
+        end = partial(self._end, number, True, tuple(keys), time.monotonic())
+        self._store.start(Method.GET, self._pages(keys, rows), end)
 
     def store(
         self, number: int, keys: Sequence[bytes], rows: Sequence[int], end_token: Callable[[bytes], int | None]
     ) -> None:
-        """Start to store rows; ``end_token`` tells where in its prompt a chunk ends, which orders what is unordered."""
-        placed = sorted(
-            ((group_of(key), end_token(key) or 0, key, row) for key, row in zip(keys, rows, strict=True)),
-            key=lambda place: place[:2],
-        )
-        self._offered_count += len(placed)
-        if self._changes is not None:
-            self._changes.begin(number)
-        self._submit(number, False, [(key, row) for _, _, key, row in placed])
+        """Start to store rows; ``end_token`` tells where in its prompt a chunk ends, which orders what is unordered.
+
+        Where more rows would wait with it than may, it ends at once, and nothing is moved. A job of more rows than that
+        is begun where no other waits: else it would never be.
+        """
+        placed = sorted(zip(keys, rows, strict=True), key=lambda chunk: (group_of(chunk[0]), end_token(chunk[0]) or 0))
+        ordered, count = tuple(key for key, _ in placed), len(placed)
+        self._offered_count += count
+        self._jobs_count += 1
+        if self._storing and self._storing_rows_count + count > self._storing_rows_max:
+            self.counts.dropped_count += count
+            self._ended.append(JobEnd(number, False, ordered, (Answer.UNAVAILABLE,) * count, 0.0))
+            return
+        self._storing[number] = set(ordered)
+        self._storing_rows_count += count
+        pages = self._pages(ordered, [row for _, row in placed])
+        end = partial(self._end, number, False, ordered, time.monotonic())
+        self._store.start(Method.PUT, pages, end, self._settings.level)
 
     @property
     def wants_old_chunks(self) -> bool:
@@ -165,27 +222,25 @@ class ChunkTier:
         return bool(self._unstored) and self._store.is_up
 
     def ended(self) -> list[JobEnd]:
-        """Return the jobs that ended since the last call; a chunk that was not loaded is a miss from now on."""
-        ended = self._moving.ended()
+        """Return the jobs that ended since the last call, those that the store is late with among them.
+
+        A chunk that was not loaded is a miss from now on.
+        """
+        self._store.give_up_late()
+        ended = [self._ended.popleft() for _ in range(len(self._ended))]
+        self._jobs_count -= len(ended)
         for end in ended:
-            moved_bytes = len(end.moved) * self._rows.payload_bytes
-            if end.job.is_load:
-                self._counts.loaded.update(end.answers)
-                self._counts.loaded_bytes += moved_bytes
+            if not end.is_load:
+                self._record_stored(end)
+            elif end.failed:
                 self._lookups.miss(end.failed)
-            else:
-                self._counts.stored.update(end.answers)
-                self._counts.stored_bytes += moved_bytes
-                self._record_unstored(end)
-                if self._changes is not None:
-                    self._changes.end(end.job.number, end.moved)
         return ended
 
     def touch(self, keys: Collection[bytes]) -> None:
         """Send the store a recency hint for chunks in use."""
-        labels = [self._names.label(key) for key in keys if is_stable_key(key)]
-        if labels:
-            self._moving.touch(labels)
+        labels = [self.names.label(key) for key in keys if is_stable_key(key)]
+        if labels and self._hints_left.acquire(blocking=False):
+            self._store.start_asking(Method.TOUCH, labels, lambda _: self._hints_left.release())
 
     def request_ended(self, request: str) -> None:
         """Drop what only this request needed to know."""
@@ -193,26 +248,29 @@ class ChunkTier:
         self._watch.count_request()
 
     def drain(self) -> None:
-        """Wait for all jobs before vLLM resets its caches, and forget the store's pages if ``on_reset`` says so."""
-        self._moving.drain(self._settings.close_timeout_s)
+        """Wait for all jobs before vLLM resets its caches, and forget the store's pages if ``on_reset`` says so.
+
+        After a time what has not begun ends with nothing moved, so this returns after one deadline more.
+        """
+        if not self.wait(self._settings.close_timeout_s):
+            self._store.drop_waiting()
+            self.wait(math.inf)
         if self._settings.on_reset == "forget":
             # Drawn, not counted: another engine whose weights were updated differently counts from 0, too.
-            self._names = self._names.renewed(secrets.randbits(63) | 1)
-            self._store.remember(self._names.identity, self._names.layout)
+            self.names = self.names.renewed(secrets.randbits(63) | 1)
+            self._store.remember(self.names.identity, self.names.layout)
             if self._changes is not None:
-                self._changes.forget()
+                self._changes.clear()
+            for stored in self._storing.values():
+                stored.clear()
         self._unstored.clear()
         self._lookups.ask_again()
 
     def wait(self, timeout_s: float) -> bool:
         """Wait until every look-up that was sent is answered and every job has ended; False after ``timeout_s``."""
         return self._store.wait_until(
-            lambda: not self._lookups.waiting_count and not self._moving.jobs_count, timeout_s
+            lambda: len(self._ended) == self._jobs_count and not self._lookups.waiting_count, timeout_s
         )
-
-    def counts(self) -> TierCounts:
-        """Return what the tier did so far; the tier goes on counting in it."""
-        return self._counts
 
     def store_counts(self) -> EngineStoreCounts:
         """Return what the store counted."""
@@ -223,31 +281,52 @@ class ChunkTier:
 
         False if a thread has not ended: vLLM must not unmap its memory then.
         """
-        is_over = self._moving.close(self._settings.close_timeout_s)
+        self.wait(self._settings.close_timeout_s)
+        self._store.drop_waiting()
+        is_over = self.wait(self._settings.close_timeout_s)
         self._store.close(CLOSE_S)
         if is_over:
-            self._rows.release()
+            self._memory.release()
         return is_over
 
-    def _submit(self, number: int, is_load: bool, chunks: Iterable[tuple[bytes, int]]) -> None:
-        named = tuple(MovedChunk(key, self._names.label(key), int(row)) for key, row in chunks)
-        self._moving.submit(ChunkJob(number, is_load, named))
+    def _pages(self, keys: Sequence[bytes], rows: Sequence[int]) -> list[EnginePage]:
+        """Return chunks and the payloads of their rows, as the store moves them."""
+        pages: list[EnginePage] = []
+        for key, row in zip(keys, rows, strict=True):
+            start = row * self._row.stride_bytes
+            pages.append(EnginePage(self.names.label(key), (self._memory[start : start + self._row.payload_bytes],)))
+        return pages
 
-    def _record_unstored(self, end: JobEnd) -> None:
-        """Remember what the store did not answer for, as long as host memory may hold it."""
-        for chunk, answer in zip(end.job.chunks, end.answers, strict=True):
-            self._unstored.pop(chunk.key, None)
+    def _end(
+        self, number: int, is_load: bool, keys: tuple[bytes, ...], started_s: float, answers: Sequence[Answer]
+    ) -> None:
+        """Keep the end of a job for the scheduler's thread."""
+        self._ended.append(JobEnd(number, is_load, keys, tuple(answers), time.monotonic() - started_s))
+
+    def _record_stored(self, end: JobEnd) -> None:
+        """Report what is there now, and remember what the store did not answer for, as long as host memory may hold it.
+
+        A job that was never begun, or of before a reset that forgets, reports nothing.
+        """
+        there = self._storing.pop(end.number, None)
+        if there is not None:
+            self._storing_rows_count -= len(end.keys)
+            stored = tuple(key for key in end.moved if key in there)
+            if stored and self._changes is not None:
+                self._changes.append(ChunkChange(stored))
+        for key, answer in zip(end.keys, end.answers, strict=True):
+            self._unstored.pop(key, None)
             if answer is Answer.UNAVAILABLE:
-                self._unstored[chunk.key] = self._offered_count
-        oldest = self._offered_count - self._rows.rows_count
+                self._unstored[key] = self._offered_count
+        oldest = self._offered_count - self._rows_count
         while self._unstored and next(iter(self._unstored.values())) < oldest:
             del self._unstored[next(iter(self._unstored))]
 
     def _is_known(self, key: bytes) -> bool:
         """Return whether memory alone says that the store has a chunk."""
-        return bool(self._store.exists_at_once([self._names.label(key)])[0])
+        return bool(self._store.exists_at_once([self.names.label(key)])[0])
 
-    def _ask(self, keys: Sequence[bytes], on_end: Callable[[Sequence[Answer]], None]) -> None:
+    def _ask(self, due_s: float, keys: Sequence[bytes], on_end: Callable[[Sequence[Answer]], None]) -> None:
         """Ask the store; an answer of another generation is dropped by ``ask_again``."""
-        labels = [self._names.label(key) for key in keys]
-        self._store.start_asking(Method.EXISTS, labels, on_end, self._due_s)
+        labels = [self.names.label(key) for key in keys]
+        self._store.start_asking(Method.EXISTS, labels, on_end, due_s)

@@ -28,9 +28,9 @@ from unified_cache.integrations.vllm.engine import (
     get_sliding_window_size_in_chunks,
     vllm_version,
 )
-from unified_cache.integrations.vllm.facts import OffloadedGroup, engine_facts
-from unified_cache.integrations.vllm.names import VllmFacts
-from unified_cache.integrations.vllm.settings import TierSettings, own_keys
+from unified_cache.integrations.vllm.facts import engine_facts, group_kind
+from unified_cache.integrations.vllm.names import GroupFacts, VllmFacts
+from unified_cache.integrations.vllm.settings import TierSettings
 from unified_cache.integrations.vllm.tier import FACTS_KEY, UnifiedCacheTier
 
 TIERS_KEY = "secondary_tiers"
@@ -67,7 +67,7 @@ class UnifiedCacheConnector(OffloadingConnector):  # type: ignore[misc]  # vLLM'
 
 
 def _own(extra: Mapping[str, object]) -> dict[str, object]:
-    return {key: value for key, value in extra.items() if key in own_keys()}
+    return {key: value for key, value in extra.items() if key in TierSettings.model_fields}
 
 
 def _completed(extra: Mapping[str, object], facts: VllmFacts | None) -> dict[str, object]:
@@ -91,12 +91,13 @@ def _completed(extra: Mapping[str, object], facts: VllmFacts | None) -> dict[str
 def _facts(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, settings: TierSettings) -> VllmFacts:
     """Return the facts of this engine, with the user's word for its model and revision."""
     offloading = build_offloading_config(vllm_config, kv_cache_config)
-    groups: list[OffloadedGroup] = []
+    groups: list[GroupFacts] = []
     for each in offloading.groups:
         group = kv_cache_config.kv_cache_groups[each.group_id]
         tokens = each.tokens_per_block * offloading.cache.blocks_per_chunk
         window = get_sliding_window_size_in_chunks(group.kv_cache_spec, tokens)
-        groups.append(OffloadedGroup(each.group_id, group, SPAN_ALL if window is None else window))
+        span = SPAN_ALL if window is None else window
+        groups.append(GroupFacts(each.group_id, tokens, span, group_kind(group)))
     machine = {
         "engine": f"vllm {vllm_version}",
         "platform": f"{current_platform.device_name} {current_platform.get_device_capability() or ''}".strip(),

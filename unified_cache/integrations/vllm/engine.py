@@ -16,7 +16,6 @@ try:
     from vllm.distributed.kv_transfer.kv_connector.v1.offloading.config import build_offloading_config
     from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import OffloadingConnectorStats
     from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
-    from vllm.logger import init_logger
     from vllm.platforms import current_platform
     from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.kv_offload.base import (
@@ -71,6 +70,5 @@ __all__ = [
     "build_offloading_config",
     "current_platform",
     "get_sliding_window_size_in_chunks",
-    "init_logger",
     "vllm_version",
 ]

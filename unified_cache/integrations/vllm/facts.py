@@ -9,14 +9,13 @@ import hashlib
 import operator
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from unified_cache.core.errors import ConfigError
 from unified_cache.core.window import SPAN_UNKNOWN
 from unified_cache.integrations.vllm.names import GroupFacts, RowShape, VllmFacts
 from unified_cache.integrations.vllm.settings import TierSettings
-from unified_cache.integrations.weights import checkpoint_name, weights_digest
+from unified_cache.integrations.weights import weights_of
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -38,26 +37,16 @@ VOLATILE_KEYS = frozenset({"_name_or_path", "_commit_hash", "transformers_versio
 """Keys of a model's configuration that say nothing about its KV."""
 
 
-class OffloadedGroup(NamedTuple):
-    """A group of layers that vLLM offloads, as its KV cache configuration has it."""
-
-    number: int
-    group: "KVCacheGroupSpec"
-    span: int
-    """Chunks that a resume needs of it; ``SPAN_ALL`` for all."""
-
-
 def engine_facts(
     config: "VllmConfig",
     offloading: "OffloadingConfig",
-    groups: Sequence[OffloadedGroup],
+    groups: Sequence[GroupFacts],
     machine: Mapping[str, str],
     settings: TierSettings,
 ) -> VllmFacts:
     """Return the facts of an engine; ``machine`` says what runs it.
 
-    The revision is the user's if ``settings`` has one, else the commit that vLLM has resolved at the hub, or the digest
-    of a local checkpoint. The path of a checkpoint that is digested names nothing: the same weights are the same model.
+    Model and revision are as ``weights_of`` has them; of weights that vLLM draws there is the user's word alone.
 
     Raises:
         ConfigError: keys that no other process would find, or weights that cannot be distinguished from others.
@@ -83,35 +72,28 @@ def engine_facts(
     if speculative is not None:
         draft = speculative.draft_model_config
         own = draft is None or draft.model == model.model
-        facts["draft"] = f"{speculative.method}" if own or draft is None else f"{speculative.method} {_revision(draft)}"
-    chunk_tokens = _chunk_tokens(offloading)
-    directory = None if settings.revision or _is_dummy(config) else _checkpoint(model)
-    return VllmFacts(
-        model=settings.model or (model.model if directory is None else checkpoint_name(directory)),
-        revision=settings.revision or ("" if _is_dummy(config) else _revision(model)),
-        dtype=offloading.model.dtype,
-        groups=tuple(
-            GroupFacts(group.number, chunk_tokens[group.number], group.span, _kind(group.group)) for group in groups
-        ),
-        others=facts,
-    )
+        weights = "" if own or draft is None else f" {weights_of('', draft.model, '', _commit(draft))[1]}"
+        facts["draft"] = f"{speculative.method}{weights}"
+    name, revision = settings.model or model.model, settings.revision
+    if _text(config.load_config.load_format, "") != "dummy":
+        name, revision = weights_of(name, model.model, revision, _commit(model))
+    return VllmFacts(name, revision, offloading.model.dtype, tuple(groups), facts)
 
 
 def spec_facts(offloading: "OffloadingConfig", settings: TierSettings) -> VllmFacts:
     """Return what a bare tier knows: without revision, quantization, hash, kinds and windows of groups."""
-    tokens = _chunk_tokens(offloading)
-    return VllmFacts(
-        model=settings.model or offloading.model.name,
-        revision=settings.revision,
-        dtype=offloading.model.dtype,
-        groups=tuple(
-            GroupFacts(
-                group.group_id, tokens[group.group_id], SPAN_UNKNOWN, f"layers {_digest(','.join(group.layer_names))}"
-            )
-            for group in offloading.groups
-        ),
-        others=_shared_facts(offloading),
+    blocks = offloading.cache.blocks_per_chunk
+    groups = tuple(
+        GroupFacts(
+            group.group_id,
+            group.tokens_per_block * blocks,
+            SPAN_UNKNOWN,
+            f"layers {_digest(','.join(group.layer_names))}",
+        )
+        for group in offloading.groups
     )
+    name = settings.model or offloading.model.name
+    return VllmFacts(name, settings.revision, offloading.model.dtype, groups, _shared_facts(offloading))
 
 
 def row_shape(spec: "CPUOffloadingSpec", stride_bytes: int) -> RowShape:
@@ -136,32 +118,12 @@ def _shared_facts(offloading: "OffloadingConfig") -> dict[str, str]:
     }
 
 
-def _chunk_tokens(offloading: "OffloadingConfig") -> dict[int, int]:
-    return {group.group_id: group.tokens_per_block * offloading.cache.blocks_per_chunk for group in offloading.groups}
-
-
-def _is_dummy(config: "VllmConfig") -> bool:
-    return _text(config.load_config.load_format, "") == "dummy"
-
-
-def _revision(model: "ModelConfig") -> str:
-    """Return a text that identifies these weights."""
-    directory = _checkpoint(model)
-    if directory is not None:
-        path = Path(model.model)
-        return " ".join(["weights", weights_digest(directory), *([path.name] if path.is_file() else [])])
+def _commit(model: "ModelConfig") -> str:
+    """Return the commit that vLLM has resolved at the hub; empty if it has none."""
     return f"commit {model.revision}" if model.revision and COMMIT.fullmatch(model.revision) else ""
 
 
-def _checkpoint(model: "ModelConfig") -> Path | None:
-    """Return the directory that a model's weights lie in; None if it is not on this machine."""
-    path = Path(model.model)
-    if path.is_file():
-        return path.parent
-    return path if path.is_dir() else None
-
-
-def _kind(group: "KVCacheGroupSpec") -> str:
+def group_kind(group: "KVCacheGroupSpec") -> str:
     """Return kind, sizes and windows of a group's layers, and a digest of all that its spec says."""
     spec = group.kv_cache_spec
     parts = [f"{len(group.layer_names)} layers", f"{spec.block_size} tokens", f"{spec.page_size_bytes} bytes"]

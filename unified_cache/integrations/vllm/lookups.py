@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 
 from unified_cache.storage_backends.protocol import NAMES_MAX, Answer
 
@@ -44,19 +44,14 @@ class _Asked:
     requests: set[str] = field(default_factory=set)
 
 
-_Batch = list[_Asked]
-_Answers = list[tuple[_Asked, Answer]]
-
-
 class Lookups:
     """Look-ups of one tier: HIT, MISS, or UNAVAILABLE until the store has answered.
 
     All methods belong to the scheduler's thread.
     """
 
-    def __init__(self, ask: AskStore, is_known: IsKnown = lambda key: False) -> None:
-        """Start look-ups that are answered by ``ask``, and at once where ``is_known``."""
-        self._ask = ask
+    def __init__(self, is_known: IsKnown) -> None:
+        """Start look-ups that are answered at once where ``is_known``."""
         self._is_known = is_known
         self._known_left = KNOWN_KEYS_MAX
         """Keys that memory may still be asked for in this step."""
@@ -65,8 +60,9 @@ class Lookups:
         self._asked: dict[bytes, _Asked] = {}
         self._keys: dict[str, set[bytes]] = {}
         """Keys by request."""
-        self._gathered: _Batch = []
-        self._answered: SimpleQueue[_Answers] = SimpleQueue()
+        self._gathered: list[_Asked] = []
+        self._answered: SimpleQueue[tuple[list[_Asked], Sequence[Answer]]] = SimpleQueue()
+        """By the threads that asked, for the scheduler's."""
         self._waiting_count = 0
         """Keys sent whose answers have not been applied."""
         self.answered: Counter[Answer] = Counter()
@@ -95,7 +91,7 @@ class Lookups:
             self._keys.setdefault(request, set()).add(key)
         return asked.answer
 
-    def send(self) -> None:
+    def send(self, ask: AskStore) -> None:
         """Ask for the keys gathered in this step."""
         self._apply()
         self._known_left = KNOWN_KEYS_MAX
@@ -104,7 +100,7 @@ class Lookups:
         for start in range(0, len(gathered), NAMES_MAX):  # so that those of the first requests do not wait for the last
             piece = gathered[start : start + NAMES_MAX]
             self._waiting_count += len(piece)
-            self._ask([asked.key for asked in piece], partial(self._keep, piece))
+            ask([asked.key for asked in piece], partial(self._keep, piece))
 
     def miss(self, keys: Collection[bytes]) -> None:
         """Answer MISS for keys whose load failed, for as long as any request lives that asked for them."""
@@ -128,11 +124,6 @@ class Lookups:
         self._gathered.clear()
 
     @property
-    def keys_count(self) -> int:
-        """Keys remembered; 0 when no request lives that asked."""
-        return len(self._asked)
-
-    @property
     def waiting_count(self) -> int:
         """Keys sent that are not answered."""
         self._apply()
@@ -148,23 +139,17 @@ class Lookups:
             self._unknown_request = request
         return is_known
 
+    def _keep(self, piece: list[_Asked], answers: Sequence[Answer]) -> None:
+        self._answered.put((piece, answers))
+
     def _apply(self) -> None:
-        while True:
-            try:
-                self._take(self._answered.get_nowait())
-            except Empty:
-                return
-
-    def _take(self, answers: _Answers) -> None:
-        self._waiting_count -= len(answers)
-        for asked, answer in answers:
-            # Of a store that does not answer a request must not wait for ever.
-            found = Answer.HIT if answer else Answer.MISS
-            self.answered[found] += 1
-            # A load that failed meanwhile has the last word.
-            if asked.answer is Answer.UNAVAILABLE:
-                asked.answer = found
-
-    def _keep(self, piece: _Batch, answers: Sequence[Answer]) -> None:
-        """Keep the answers for the scheduler's thread."""
-        self._answered.put(list(zip(piece, answers, strict=True)))
+        while not self._answered.empty():
+            piece, answers = self._answered.get()
+            self._waiting_count -= len(piece)
+            for asked, answer in zip(piece, answers, strict=True):
+                # Of a store that does not answer a request must not wait for ever.
+                found = Answer.HIT if answer else Answer.MISS
+                self.answered[found] += 1
+                # A load that failed meanwhile has the last word.
+                if asked.answer is Answer.UNAVAILABLE:
+                    asked.answer = found

@@ -9,6 +9,8 @@ from typing import NamedTuple
 from unified_cache.integrations.engine_store import EngineStoreCounts
 from unified_cache.integrations.vllm.chunks import TierCounts
 from unified_cache.storage_backends.common.breaker import BreakerState
+from unified_cache.storage_backends.protocol import Answer
+from unified_cache.storage_backends.wrappers import Method
 
 PREFIX = "vllm:unified_cache"
 
@@ -80,12 +82,16 @@ class TierFigures:
 
 
 def _totals(tier: TierCounts, store: EngineStoreCounts) -> Iterator[Reading]:
+    loaded = {answer: count for (method, answer), count in store.answers.items() if method is Method.GET}
+    stored = {answer: count for (method, answer), count in store.answers.items() if method is Method.PUT}
+    if tier.dropped_count:
+        stored[Answer.UNAVAILABLE] = stored.get(Answer.UNAVAILABLE, 0) + tier.dropped_count
     counted: dict[str, Mapping[tuple[str, ...], float]] = {
         "lookup_chunks": {(answer.value,): count for answer, count in list(tier.looked_up.items())},
-        "load_chunks": {(str(answer.value),): count for answer, count in tier.loaded.items()},
-        "store_chunks": {(str(answer.value),): count for answer, count in tier.stored.items()},
-        "load_bytes": {(): tier.loaded_bytes},
-        "store_bytes": {(): tier.stored_bytes},
+        "load_chunks": {(str(answer.value),): count for answer, count in loaded.items()},
+        "store_chunks": {(str(answer.value),): count for answer, count in stored.items()},
+        "load_bytes": {(): tier.chunk_bytes * loaded.get(Answer.HIT, 0)},
+        "store_bytes": {(): tier.chunk_bytes * stored.get(Answer.STORED, 0)},
         "flawed_chunks": {(flaw.name.lower(),): count for flaw, count in store.flaws.items()},
         "unavailable_chunks": {
             (method.value, reason.name.lower()): count for (method, reason), count in store.unavailable.items()

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from unified_cache.core.errors import ConfigError
-from unified_cache.core.page import PageKey
 from unified_cache.core.pool import Component, Identity, ModelLayout, PoolSpec, dtype_name, facts_of
 from unified_cache.core.seal import Label
 
@@ -34,11 +33,6 @@ class GroupFacts:
     """Chunks that a resume needs of this group: ``SPAN_ALL`` for all, ``SPAN_UNKNOWN`` if the engine did not tell."""
     kind: str
     """Kind of its layers and their bytes, as text for the identity."""
-
-    @property
-    def pool(self) -> str:
-        """Name of the group's pool."""
-        return pool_of(self.number)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +71,11 @@ class ChunkNames:
 
     identity: Identity
     layout: ModelLayout
-    owners: Mapping[str, bytes]
-    """Digest of the identity that each pool is stored under: taken once, since every label has it."""
+    pools: Mapping[int, tuple[bytes, str]]
+    """By group: the digest that its pool is stored under, and the pool's name."""
 
     @classmethod
-    def of(cls, facts: VllmFacts, row: RowShape, generation: int = 0) -> "ChunkNames":
+    def of(cls, facts: VllmFacts, row: RowShape) -> "ChunkNames":
         """Name the pages of an engine.
 
         Raises:
@@ -94,9 +88,16 @@ class ChunkNames:
             )
         if not facts.groups:
             raise ConfigError("an engine that offloads has groups of layers, found none")
-        dtype = dtype_name(facts.dtype)
-        identity = Identity(facts.model, facts.revision, dtype, generation=generation, facts=_facts(facts))
-        return cls._named(identity, _layout(facts.groups, row))
+        kinds = {f"group {group.number}": group.kind for group in facts.groups}
+        others = facts_of({**facts.others, **kinds, "kv dtype": facts.dtype})
+        # Those that need most pages first.
+        groups = sorted(facts.groups, key=lambda group: (-group.span, group.number))
+        components: list[Component] = []
+        for group in groups:
+            pool = PoolSpec(f"{POOL_PREFIX}{group.number}", row.payload_bytes)
+            components.append(Component(pool.name, group.span, (pool,), page_size=group.tokens_per_chunk))
+        identity = Identity(facts.model, facts.revision, dtype_name(facts.dtype), facts=others)
+        return cls._named(identity, ModelLayout(groups[0].tokens_per_chunk, tuple(components)))
 
     def renewed(self, generation: int) -> "ChunkNames":
         """Return the names of the same engine in another generation, where none of these pages is found."""
@@ -104,28 +105,20 @@ class ChunkNames:
 
     @classmethod
     def _named(cls, identity: Identity, layout: ModelLayout) -> "ChunkNames":
-        return cls(identity, layout, identity.owners(layout))
+        owners = identity.owners(layout).items()
+        return cls(identity, layout, {int(pool.removeprefix(POOL_PREFIX)): (owner, pool) for pool, owner in owners})
 
     def offload_key(self, label: Label) -> bytes | None:
         """Return the chunk that a label names; None if it is another engine's, or another generation's."""
-        if self.owners.get(label.pool) != label.identity:
-            return None
-        return label.key + int(label.pool.removeprefix(POOL_PREFIX)).to_bytes(GROUP_BYTES, "big")
+        for group, pool in self.pools.items():
+            if pool == (label.identity, label.pool):
+                return label.key + group.to_bytes(GROUP_BYTES, "big")
+        return None
 
     def label(self, offload_key: bytes) -> Label:
         """Return the label of a chunk; ``offload_key`` is one that ``is_stable_key``."""
-        pool = pool_of(group_of(offload_key))
-        return Label(self.owners[pool], page_key(offload_key), pool)
-
-
-def pool_of(group: int) -> str:
-    """Return the name of a group's pool."""
-    return f"{POOL_PREFIX}{group}"
-
-
-def page_key(offload_key: bytes) -> PageKey:
-    """Return the hash of the prefix that a chunk ends."""
-    return offload_key[:HASH_BYTES]
+        owner, pool = self.pools[group_of(offload_key)]
+        return Label(owner, offload_key[:HASH_BYTES], pool)
 
 
 def group_of(offload_key: bytes) -> int:
@@ -136,25 +129,3 @@ def group_of(offload_key: bytes) -> int:
 def is_stable_key(offload_key: bytes) -> bool:
     """Return whether another process gives the same chunk the same key: xxhash's are shorter and seeded at random."""
     return len(offload_key) == HASH_BYTES + GROUP_BYTES
-
-
-def _facts(facts: VllmFacts) -> tuple[tuple[str, str], ...]:
-    groups = {f"group {group.number}": group.kind for group in facts.groups}
-    return facts_of({**facts.others, **groups, "kv dtype": facts.dtype})
-
-
-def _layout(groups: tuple[GroupFacts, ...], row: RowShape) -> ModelLayout:
-    """Return a component for each group, those that need most pages first."""
-    ordered = sorted(groups, key=lambda group: (-group.span, group.number))
-    return ModelLayout(
-        ordered[0].tokens_per_chunk,
-        tuple(
-            Component(
-                group.pool,
-                group.span,
-                (PoolSpec(group.pool, row.payload_bytes),),
-                page_size=group.tokens_per_chunk,
-            )
-            for group in ordered
-        ),
-    )

@@ -47,8 +47,3 @@ class TierSettings(Section):
             ConfigError: a key that none is, or a value that cannot be; the message names it.
         """
         return read_table(cls, options, "kv_connector_extra_config")
-
-
-def own_keys() -> frozenset[str]:
-    """Return the keys of a configuration that are the tier's own; all others are vLLM's."""
-    return frozenset(TierSettings.model_fields)

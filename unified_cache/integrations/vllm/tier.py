@@ -17,7 +17,6 @@ from collections.abc import Collection, Iterable
 from typing import ClassVar
 
 from unified_cache.core.errors import StateError
-from unified_cache.integrations.vllm.changes import ChunksRemoved, ChunksStored
 from unified_cache.integrations.vllm.chunks import ChunkTier
 from unified_cache.integrations.vllm.engine import (
     BackpressureDetector,
@@ -37,7 +36,6 @@ from unified_cache.integrations.vllm.engine import (
     ScheduleEndContext,
     SecondaryTierManager,
     TransferJob,
-    init_logger,
 )
 from unified_cache.integrations.vllm.facts import row_shape, spec_facts
 from unified_cache.integrations.vllm.logs import show_logs_with
@@ -55,8 +53,7 @@ RESULTS = {
     Answer.UNAVAILABLE: LookupResult.RETRY,
 }
 
-# vLLM shows what is logged below its own name.
-logger = init_logger(f"vllm.{__name__}")
+logger = logging.getLogger(__name__)
 
 
 class UnifiedCacheTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM's, untyped where it is not installed
@@ -98,11 +95,6 @@ class UnifiedCacheTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM's, u
             ", ".join(f"{name}: {value}" for name, value in names.identity.facts),
         )
 
-    @property
-    def chunks(self) -> ChunkTier:
-        """The tier without vLLM's types."""
-        return self._chunks
-
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
         """Answer HIT, MISS, or RETRY until the store has answered."""
         return RESULTS[self._chunks.look_up(key, req_context.req_id)]
@@ -119,33 +111,26 @@ class UnifiedCacheTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM's, u
 
     def get_finished_jobs(self) -> Iterable[JobResult]:
         """Return the jobs that ended; of a load that failed in part, the chunks that came."""
-        results: list[JobResult] = []
-        for end in self._chunks.ended():
-            is_load = end.job.is_load
-            results.append(
-                JobResult(
-                    job_id=end.job.number,
-                    success=not end.failed,
-                    successful_keys=end.moved if is_load and end.failed and end.moved else None,
-                    transfer_time=end.seconds,
-                    transfer_bytes=len(end.moved) * self.block_size_bytes,
-                )
+        return [
+            JobResult(
+                job_id=end.number,
+                success=not end.failed,
+                successful_keys=end.moved if end.is_load and end.failed and end.moved else None,
+                transfer_time=end.seconds,
+                transfer_bytes=len(end.moved) * self.block_size_bytes,
             )
-        return results
+            for end in self._chunks.ended()
+        ]
 
     def take_events(self) -> Iterable[OffloadingEvent]:
         """Return the stored and removed chunks since the last call, where vLLM publishes KV events."""
+        changes = self._chunks.changes()
         # vLLM then keeps the blocks of each chunk, to name all of them when it goes. A chunk of one block has its name.
-        removal_expected = self._blocks_per_chunk > 1 and self._chunks.reports_removals
-        events: list[OffloadingEvent] = []
-        for change in self._chunks.changes():
-            match change:
-                case ChunksStored(keys):
-                    event = OffloadingEvent(list(keys), self.medium, removed=False, removal_expected=removal_expected)
-                case ChunksRemoved(keys):
-                    event = OffloadingEvent(list(keys), self.medium, removed=True)
-            events.append(event)
-        return events
+        is_kept = self._blocks_per_chunk > 1 and self._chunks.reports_removals
+        return [
+            OffloadingEvent(list(keys), self.medium, removed=removed, removal_expected=is_kept and not removed)
+            for keys, removed in changes
+        ]
 
     def touch(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:
         """Send the store a recency hint for chunks in use."""
@@ -189,7 +174,7 @@ class UnifiedCacheTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM's, u
 
     def get_stats(self) -> OffloadingConnectorStats | None:
         """Return what was counted since the last call; None if nothing was."""
-        readings = self._figures.readings(self._chunks.counts(), self._chunks.store_counts())
+        readings = self._figures.readings(self._chunks.counts, self._chunks.store_counts())
         if not readings:
             return None
         stats = OffloadingConnectorStats()

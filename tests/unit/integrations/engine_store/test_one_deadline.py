@@ -15,7 +15,7 @@ import pytest
 
 from tests.support.clock import ManualClock
 from tests.support.sglang_names import TensorPool, adapter_class
-from tests.support.vllm_tier import FACTS, ROW, TIMEOUT_S, HostMemory, offload_key
+from tests.support.vllm_tier import TIMEOUT_S, HostMemory, offload_key, tier_over
 from tests.unit.integrations.engine_store.test_pools import chain, name_of
 from tests.unit.integrations.test_sglang_storage import Engine
 from unified_cache.core.config import GuardConfig
@@ -27,8 +27,6 @@ from unified_cache.integrations.engine_store.pools import AffineRows, BundlePage
 from unified_cache.integrations.sglang.linker_tier import LinkerHostTier
 from unified_cache.integrations.sglang.tier_storage import ComponentBundles, TierStorage
 from unified_cache.integrations.vllm import lookups
-from unified_cache.integrations.vllm.chunks import ChunkTier
-from unified_cache.integrations.vllm.names import ChunkNames
 from unified_cache.integrations.vllm.settings import TierSettings
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.storage_backends.common.bounded_call import time_left_s
@@ -180,9 +178,8 @@ def test_a_step_of_vllm_waits_for_one_deadline_however_many_pieces_it_asks_for(
     settings = TierSettings(url="memory:", store_share=1.0)
     for answered_max in range(0, 16, 3):
         store, backend = opened()
-        memory, names = HostMemory(32), ChunkNames.of(FACTS, ROW)
-        store.register(names.identity, names.layout)
-        tier = ChunkTier(store, names, memory.rows(), settings)
+        memory = HostMemory(32)
+        tier = tier_over(store, memory, settings)
         if name != "store":
             tier.store(0, keys, range(32), END.get)
             assert tier.wait(TIMEOUT_S)

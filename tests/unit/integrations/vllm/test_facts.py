@@ -8,8 +8,8 @@ import pytest
 
 from unified_cache.core.errors import ConfigError
 from unified_cache.core.window import SPAN_ALL, SPAN_UNKNOWN
-from unified_cache.integrations.vllm.facts import OffloadedGroup, engine_facts, row_shape, spec_facts
-from unified_cache.integrations.vllm.names import VllmFacts
+from unified_cache.integrations.vllm.facts import engine_facts, group_kind, row_shape, spec_facts
+from unified_cache.integrations.vllm.names import GroupFacts, VllmFacts
 from unified_cache.integrations.vllm.settings import TierSettings
 from unified_cache.integrations.weights import weights_digest
 
@@ -77,17 +77,14 @@ cache_group = namespace({"layer_names": ("layers.0", "layers.2"), "kv_cache_spec
 URL = TierSettings(url="file:/kv")
 
 
-def facts(
-    config: object = None, offloading: object = None, group: object = None, settings: TierSettings = URL
-) -> VllmFacts:
-    groups = [OffloadedGroup(0, group or cache_group(), SPAN_ALL)]
+def facts(config: Any = None, offloading: Any = None, group: Any = None, settings: TierSettings = URL) -> VllmFacts:
+    groups = [GroupFacts(0, 32, SPAN_ALL, group_kind(group or cache_group()))]
     return engine_facts(config or vllm_config(), offloading or offloaded(), groups, {"engine": "vllm 0"}, settings)
 
 
 def test_a_person_can_read_what_the_bytes_depend_on() -> None:
     found = facts()
     assert (found.model, found.revision, found.dtype) == ("org/model", f"commit {COMMIT}", "bfloat16")
-    assert found.groups[0].tokens_per_chunk == 32
     assert found.groups[0].kind.startswith("WindowSpec: 2 layers, 16 tokens, 2048 bytes, sliding_window 64, ")
     assert found.others["parallel"] == "tp 2 pp 1 pcp 1 dcp 1"
     assert found.others["hash"] == "sha256"
@@ -136,76 +133,22 @@ def test_a_revision_that_names_no_commit_is_none(revision: str | None) -> None:
     assert facts(vllm_config(model_config=model_config(revision=revision))).revision == ""
 
 
-def test_weights_that_the_engine_draws_have_no_revision_of_their_own(tmp_path: Path) -> None:
+def test_weights_on_this_machine_are_named_by_their_bytes_and_drawn_ones_by_the_user_alone(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"weights")
-    dummy = vllm_config(
-        model_config=model_config(model=str(tmp_path)), load_config=SimpleNamespace(load_format="dummy")
-    )
+    local, digest = model_config(model=str(tmp_path), revision=None), f"weights {weights_digest(tmp_path)}"
+    found = facts(vllm_config(model_config=local))
+    assert (found.model, found.revision) == ("checkpoint", digest)
+    drafting = SimpleNamespace(method="eagle", draft_model_config=local)
+    assert facts(vllm_config(speculative_config=drafting)).others["draft"] == f"eagle {digest}"
+    dummy = vllm_config(model_config=local, load_config=SimpleNamespace(load_format="dummy"))
     assert facts(dummy).revision == ""
     assert facts(dummy, settings=TierSettings(url="file:/kv", revision="drawn")).revision == "drawn"
 
 
-def test_local_weights_are_distinguished_by_their_bytes(tmp_path: Path) -> None:
-    local = vllm_config(model_config=model_config(model=str(tmp_path), revision=None))
-    (tmp_path / "model.safetensors").write_bytes(b"weights")
-    (tmp_path / "README.md").write_text("not a weight")
-    first = facts(local)
-    (tmp_path / "README.md").write_text("nor is this")
-    assert facts(local) == first
-    (tmp_path / "model.safetensors").write_bytes(b"Weights")
-    assert facts(local).revision != first.revision
-
-
-def test_the_same_weights_at_another_path_are_the_same_model(tmp_path: Path) -> None:
-    found = []
-    for name in ("old", "new"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "model.safetensors").write_bytes(b"weights")
-        (tmp_path / name / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
-        found.append(facts(vllm_config(model_config=model_config(model=str(tmp_path / name), revision=None))))
-    assert found[0] == found[1]
-    assert found[0].model == "LlamaForCausalLM"
-
-
-@pytest.mark.parametrize(
-    "settings", [TierSettings(url="file:/kv", revision="1"), TierSettings(url="file:/kv", model="m")]
-)
-def test_a_name_or_revision_of_the_user_s_stands_beside_what_is_known(tmp_path: Path, settings: TierSettings) -> None:
-    (tmp_path / "model.safetensors").write_bytes(b"weights")
-    found = facts(vllm_config(model_config=model_config(model=str(tmp_path), revision=None)), settings=settings)
-    assert found.model == (settings.model or str(tmp_path))
-    assert found.revision == (settings.revision or f"weights {weights_digest(tmp_path)}")
-
-
-def test_files_of_weights_in_one_directory_are_models_of_their_own(tmp_path: Path) -> None:
-    models = [tmp_path / name for name in ("q4.gguf", "q8.gguf")]
-    for model in models:
-        model.write_bytes(model.name.encode())
-    first, second = (facts(vllm_config(model_config=model_config(model=str(model), revision=None))) for model in models)
-    assert first != second
-
-
-def test_a_digest_of_weights_knows_every_byte_and_every_name(tmp_path: Path) -> None:
-    for name in ("a.safetensors", "b.safetensors"):
-        (tmp_path / name).write_bytes(name.encode() * 3_000_000)
-    digests = [weights_digest(tmp_path)]
-    with (tmp_path / "b.safetensors").open("r+b") as file:
-        file.seek(20_000_000)
-        file.write(b"!")
-    digests.append(weights_digest(tmp_path))
-    (tmp_path / "b.safetensors").rename(tmp_path / "c.safetensors")
-    digests.append(weights_digest(tmp_path))
-    assert len(set(digests)) == 3
-
-
-def test_a_directory_without_weights_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="must hold weights"):
-        weights_digest(tmp_path)
-
-
 def test_a_bare_tier_knows_what_vllm_tells_it() -> None:
     found = spec_facts(offloaded(), TierSettings(url="file:/kv", revision="1"))
-    assert (found.model, found.revision, found.groups[0].span) == ("org/model", "1", SPAN_UNKNOWN)
+    assert (found.model, found.revision) == ("org/model", "1")
+    assert (found.groups[0].tokens_per_chunk, found.groups[0].span) == (32, SPAN_UNKNOWN)
     assert found.others.keys() < facts().others.keys()
 
 

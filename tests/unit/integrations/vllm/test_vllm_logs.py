@@ -30,44 +30,22 @@ def package() -> Iterator[logging.Logger]:
     logger.setLevel(level)
 
 
-@pytest.fixture
-def engine() -> tuple[logging.Logger, LineList]:
-    """Return an engine's logger, which shows lines from INFO on."""
-    logger, shown = logging.Logger("engine", logging.INFO), LineList()
-    logger.addHandler(shown)
-    return logger, shown
-
-
-def test_lines_go_where_the_engine_s_go_once_however_often_that_is_asked_for(
-    package: logging.Logger, engine: tuple[logging.Logger, LineList]
+@pytest.mark.parametrize("place", ["nowhere", "package", "root"])
+def test_lines_go_where_the_engine_s_go_once_unless_somebody_shows_them_elsewhere(
+    place: str, package: logging.Logger
 ) -> None:
-    logger, shown = engine
-    below = logging.getLogger("unified_cache.integrations.engine_store.retries")
+    engine, shown, elsewhere = logging.Logger("engine", logging.INFO), LineList(), LineList()
+    engine.addHandler(shown)
+    assert package.parent is not None
+    if place != "nowhere":
+        (package if place == "package" else package.parent).addHandler(elsewhere)
     for _ in range(2):
-        show_logs_with(logger)
+        show_logs_with(engine)
+    below = logging.getLogger("unified_cache.integrations.engine_store.retries")
+    below.warning("away")
     below.info("opened")
     below.debug("too much")
-    assert shown.lines == ["opened"]
-
-
-def test_lines_that_somebody_has_sent_elsewhere_stay_there(
-    package: logging.Logger, engine: tuple[logging.Logger, LineList]
-) -> None:
-    logger, shown = engine
-    elsewhere = LineList()
-    package.addHandler(elsewhere)
-    show_logs_with(logger)
-    package.warning("away")
-    assert (shown.lines, elsewhere.lines) == ([], ["away"])
-
-
-def test_lines_that_the_root_logger_shows_are_not_shown_twice(
-    package: logging.Logger, engine: tuple[logging.Logger, LineList]
-) -> None:
-    logger, shown = engine
-    root = LineList()
-    assert package.parent is not None
-    package.parent.addHandler(root)
-    show_logs_with(logger)
-    package.warning("away")
-    assert (shown.lines, root.lines) == ([], ["away"])
+    if place == "nowhere":
+        assert (shown.lines, elsewhere.lines) == (["away", "opened"], [])
+    else:
+        assert (shown.lines, elsewhere.lines) == ([], ["away"])
