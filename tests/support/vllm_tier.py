@@ -6,8 +6,8 @@ from mmap import PAGESIZE, mmap
 from unified_cache.core.config import GuardConfig
 from unified_cache.core.window import SPAN_ALL
 from unified_cache.integrations.engine_store import EngineStore, EngineStoreConfig
-from unified_cache.integrations.vllm.chunks import ChunkTier
-from unified_cache.integrations.vllm.names import ChunkNames, GroupFacts, RowShape, VllmFacts
+from unified_cache.integrations.vllm.chunks import ChunkNames, ChunkTier
+from unified_cache.integrations.vllm.facts import GroupFacts, RowShape, VllmFacts
 from unified_cache.integrations.vllm.settings import TierSettings
 from unified_cache.storage_backends.protocol import Store
 

@@ -2,9 +2,8 @@
 
     settings    keys that a user writes into vLLM's configuration
     facts       what vLLM's configuration says about the bytes of a page
-    names       facts → identity and layout; offload key → label
     lookups     answers of the store that requests wait for
-    chunks      the tier without vLLM's types: looks up, loads and stores, and tells what the store gains and loses
+    chunks      the tier without vLLM's types: names, looks up, loads and stores chunks, and tells what the store loses
     logs        log lines of this package beside vLLM's
     metrics     figures of the tier under vLLM's names
     engine      what is taken from vLLM, wherever its version has it; imports vLLM

@@ -28,8 +28,7 @@ from unified_cache.integrations.vllm.engine import (
     get_sliding_window_size_in_chunks,
     vllm_version,
 )
-from unified_cache.integrations.vllm.facts import engine_facts, group_kind
-from unified_cache.integrations.vllm.names import GroupFacts, VllmFacts
+from unified_cache.integrations.vllm.facts import GroupFacts, VllmFacts, engine_facts, group_kind
 from unified_cache.integrations.vllm.settings import TierSettings
 from unified_cache.integrations.vllm.tier import FACTS_KEY, UnifiedCacheTier
 

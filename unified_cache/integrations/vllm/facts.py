@@ -9,11 +9,11 @@ import hashlib
 import operator
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from unified_cache.core.errors import ConfigError
 from unified_cache.core.window import SPAN_UNKNOWN
-from unified_cache.integrations.vllm.names import GroupFacts, RowShape, VllmFacts
 from unified_cache.integrations.vllm.settings import TierSettings
 from unified_cache.integrations.weights import weights_of
 
@@ -35,6 +35,49 @@ REPORTED_FIELDS = ("sliding_window", "attention_chunk_size", "mamba_type", "mamb
 
 VOLATILE_KEYS = frozenset({"_name_or_path", "_commit_hash", "transformers_version"})
 """Keys of a model's configuration that say nothing about its KV."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupFacts:
+    """One group of layers that vLLM offloads: they share block tables, and so their chunks."""
+
+    number: int
+    """Number of the group in vLLM's KV cache configuration, and in its offload keys."""
+    tokens_per_chunk: int
+    span: int
+    """Chunks that a resume needs of this group: ``SPAN_ALL`` for all, ``SPAN_UNKNOWN`` if the engine did not tell."""
+    kind: str
+    """Kind of its layers and their bytes, as text for the identity."""
+
+
+@dataclass(frozen=True, slots=True)
+class VllmFacts:
+    """All that the bytes of a page depend on beside the tokens. Engines share pages only where it is equal."""
+
+    model: str
+    revision: str
+    """Commit or digest of the weights."""
+    dtype: str
+    """Type of the KV cache's numbers."""
+    groups: tuple[GroupFacts, ...]
+    others: Mapping[str, str]
+    """Anything else by name: quantization, attention backend, hash, parallel sizes, layout of a block."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowShape:
+    """One row of vLLM's host memory."""
+
+    stride_bytes: int
+    """From the start of a row to the start of the next, aligned to a memory page."""
+    payload_bytes: int
+    """Of all workers; what follows it in the row is alignment."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.payload_bytes <= self.stride_bytes:
+            raise ConfigError(
+                f"a row of {self.stride_bytes} bytes must hold the chunk of all workers, found {self.payload_bytes}"
+            )
 
 
 def engine_facts(

@@ -37,10 +37,9 @@ from unified_cache.integrations.vllm.engine import (
     SecondaryTierManager,
     TransferJob,
 )
-from unified_cache.integrations.vllm.facts import row_shape, spec_facts
+from unified_cache.integrations.vllm.facts import VllmFacts, row_shape, spec_facts
 from unified_cache.integrations.vllm.logs import show_logs_with
 from unified_cache.integrations.vllm.metrics import FIGURES, TierFigures
-from unified_cache.integrations.vllm.names import VllmFacts
 from unified_cache.integrations.vllm.settings import TierSettings
 from unified_cache.storage_backends.protocol import Answer
 

@@ -8,8 +8,7 @@ import pytest
 
 from unified_cache.core.errors import ConfigError
 from unified_cache.core.window import SPAN_ALL, SPAN_UNKNOWN
-from unified_cache.integrations.vllm.facts import engine_facts, group_kind, row_shape, spec_facts
-from unified_cache.integrations.vllm.names import GroupFacts, VllmFacts
+from unified_cache.integrations.vllm.facts import GroupFacts, VllmFacts, engine_facts, group_kind, row_shape, spec_facts
 from unified_cache.integrations.vllm.settings import TierSettings
 from unified_cache.integrations.weights import weights_digest
 

@@ -5,7 +5,8 @@ import pytest
 from tests.support.vllm_tier import FACTS, ROW, offload_key
 from unified_cache.core.errors import ConfigError
 from unified_cache.core.window import SPAN_ALL, SPAN_UNKNOWN
-from unified_cache.integrations.vllm.names import ChunkNames, GroupFacts, RowShape, VllmFacts, is_stable_key
+from unified_cache.integrations.vllm.chunks import ChunkNames, is_stable_key
+from unified_cache.integrations.vllm.facts import GroupFacts, RowShape, VllmFacts
 from unified_cache.storage_backends.manifest import described_by, manifest_of
 
 
