@@ -38,7 +38,6 @@ class FaultSwitch:
     def __init__(self, directory: Path) -> None:
         directory.mkdir(exist_ok=True)
         self._faults = directory / "faults"
-        self._lies = directory / "lies"
         self._order = directory / "order"
 
     def set(self, **faults: StorageFault) -> None:
@@ -58,23 +57,11 @@ class FaultSwitch:
         """Whether what was to happen in the middle of a call has happened."""
         return not self._order.exists()
 
-    def lie(self, lies: bool) -> None:
-        """Have look-ups tell the contrary of what is so, or the truth again."""
-        if lies:
-            self._lies.touch()
-        else:
-            self._lies.unlink()
-
     def fault_of(self, number: int, method: Method) -> StorageFault | None:
         """Return the fault of a method now."""
         lines = self._faults.read_text().splitlines() if self._faults.exists() else []
         faults = dict(line.split("=") for line in lines)
         return StorageFault(faults[method.value]) if method.value in faults else None
-
-    @property
-    def lies(self) -> bool:
-        """Whether look-ups lie now."""
-        return self._lies.exists()
 
     def blow(self, method: Method) -> Callable[[], None] | None:
         """Return what is to happen in the middle of this call; the first call of its method alone gets it."""
@@ -98,15 +85,14 @@ class FaultSwitch:
 
 
 class TroubledStorage(StorageLayer):
-    """A store whose look-ups may lie, and that may lose its ground in the middle of a call: after half of its batch."""
+    """A store that may lose its ground in the middle of a call: after half of its batch."""
 
     def __init__(self, backend: Store, switch: FaultSwitch) -> None:
         super().__init__(backend)
         self._switch = switch
 
     def exists(self, labels: Sequence[Label]) -> list[Answer]:
-        answers = self._halved(Method.EXISTS, labels, self._backend.exists)
-        return Answer.of_reads(not answer for answer in answers) if self._switch.lies else answers
+        return self._halved(Method.EXISTS, labels, self._backend.exists)
 
     def get(self, pages: Sequence[PageIO]) -> list[Answer]:
         return self._halved(Method.GET, pages, self._backend.get)

@@ -166,27 +166,6 @@ def check_a_store_that_stores_wrong_bytes_or_none_is_found_out(
             engine.reset()
 
 
-def check_look_ups_that_lie_cost_what_they_lie_about(
-    right: Right, model_path: ModelPath, log_path: LogPath, tmp_path: Path
-) -> None:
-    url, switch = faulty_url(tmp_path), FaultSwitch(tmp_path)
-    with engine_with(url, model_path, log_path("engine")) as engine:
-        switch.lie(True)
-        # A hit that is none: its load fails once, and is not tried for ever.
-        assert answered_rightly(engine, right).cached == 0
-        engine.settle()
-        engine.reset()
-        assert engine.counted("load_chunks", answer="miss") > 0
-        switch.lie(False)
-        store_and_forget(engine, right)
-        switch.lie(True)
-        assert answered_rightly(engine, right).cached == 0
-        engine.settle()
-        engine.reset()
-        switch.lie(False)
-        assert answered_rightly(engine, right).cached == CACHED
-
-
 def check_a_store_without_room_serves_what_it_has_and_takes_nothing(
     right: Right, model_path: ModelPath, log_path: LogPath, tmp_path: Path
 ) -> None:

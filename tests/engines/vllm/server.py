@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.request import Request, urlopen
 
+from prometheus_client.parser import text_string_to_metric_families
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from tests.engines.vllm.engine import EngineAnswer, made_regions
@@ -22,12 +22,6 @@ START_S = 900.0
 """Longest wait for a server to start, and for an answer; reached only where something hangs."""
 
 POLL_S = 0.2
-
-SAMPLE = re.compile(r"^(vllm:\w+)(?:\{(.*)\})? (\S+)$", re.MULTILINE)
-LABEL = re.compile(r'(\w+)="([^"]*)"')
-
-OWN_LABELS = frozenset({"engine", "model_name"})
-"""Labels that vLLM gives every metric."""
 
 
 class SaidWords(NamedTuple):
@@ -116,11 +110,9 @@ class VllmServer:
 
     def metric(self, name: str, **labels: str) -> float:
         """Return one of vLLM's metrics as Prometheus scrapes it, summed over its other labels; 0 if it never came."""
-        return sum(
-            float(value)
-            for found, text, value in SAMPLE.findall(self.metrics_text())
-            if found == name and labels.items() <= dict(LABEL.findall(text)).items()
-        )
+        families = text_string_to_metric_families(self.metrics_text())
+        samples = [sample for family in families for sample in family.samples if sample.name == name]
+        return sum(sample.value for sample in samples if labels.items() <= sample.labels.items())
 
     def settle(self, chunks_count: int) -> None:
         """Wait until so many chunks were stored; an idle engine tells what it counted with its next step."""
