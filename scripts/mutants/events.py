@@ -77,21 +77,21 @@ EVENTS_MUTANTS = [
     ),
     Mutant(
         "a replay begins after the batch that was asked for",
-        "observe/events/sender.py",
+        "observe/events/publisher.py",
         "start = min(max(seq - self.first_seq, 0), len(self._batches))",
         "start = min(max(seq - self.first_seq + 1, 0), len(self._batches))",
         PUBLISHER_TESTS,
     ),
     Mutant(
         "what is kept for replay has no bound in bytes",
-        "observe/events/sender.py",
+        "observe/events/publisher.py",
         "while len(self._batches) > self._batches_max or self._bytes_count > self._bytes_max:",
         "while len(self._batches) > self._batches_max:",
         PUBLISHER_TESTS,
     ),
     Mutant(
         "an announcement that was asked for is forgotten",
-        "observe/events/sender.py",
+        "observe/events/publisher.py",
         "                self._is_announcement_asked = True\n            else:\n",
         "                pass\n            else:\n",
         PUBLISHER_TESTS,
@@ -99,7 +99,7 @@ EVENTS_MUTANTS = [
     Mutant(
         "a publisher goes on handing over to a thread that is stuck",
         "observe/events/publisher.py",
-        "        if self._sender.waiting_pages >= self._config.queued_pages_max:\n            return\n",
+        "        if self.waiting_pages >= self._config.queued_pages_max:\n            return\n",
         "",
         PUBLISHER_TESTS,
     ),

@@ -14,8 +14,7 @@ from tests.support.events import Cleared, VllmBatch, VllmRemoved, VllmStored
 from tests.support.operations import engine, serve, started, tokens
 from unified_cache.core.errors import ConfigError, StateError
 from unified_cache.observe.events.config import EventsConfig
-from unified_cache.observe.events.publisher import EventPublisher
-from unified_cache.observe.events.sender import ANNOUNCE_SEQ, REQUEST_BYTES_MAX, HandedOver, ReplayBuffer
+from unified_cache.observe.events.publisher import ANNOUNCE_SEQ, REQUEST_BYTES_MAX, EventPublisher, ReplayBuffer
 from unified_cache.storage_backends.memory import MemoryStorage
 
 DEADLINE_S = 30.0
@@ -108,7 +107,7 @@ def peers() -> Iterator[Peers]:
 def published(publisher: EventPublisher) -> None:
     """Publish, and wait until everything that was handed over has been sent."""
     publisher.publish()
-    eventually(lambda: publisher._sender.waiting_pages == 0, "the publisher is stuck")
+    eventually(lambda: publisher.waiting_pages == 0, "the publisher is stuck")
 
 
 def test_batches_are_numbered_from_zero_without_a_gap_and_replayed(
@@ -234,21 +233,20 @@ def test_more_changes_than_may_wait_are_lost_said_and_announced_again(
         assert told == set(prompt.keys)
 
 
-def test_a_stuck_thread_makes_nobody_wait_and_everything_is_reported_later(
-    toy: ToyEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with EventPublisher.open(toy.cache, config(tmp_path, queued_pages_max=1)) as publisher:
-        published(publisher)
-        with publisher._sender._guard:  # as if the thread still had work
-            publisher._sender.waiting_pages += 1
+def test_a_stuck_thread_makes_nobody_wait_and_everything_is_reported_later(toy: ToyEngine, tmp_path: Path) -> None:
+    going = threading.Event()
+
+    def wall_clock() -> float:
+        assert going.wait(20)
+        return 0.0
+
+    with EventPublisher.open(toy.cache, config(tmp_path, queued_pages_max=1), wall_clock) as publisher:
+        publisher.publish()
         serve(toy, 4)
-        handed_over: list[HandedOver] = []
-        with monkeypatch.context() as patch:
-            patch.setattr(publisher._sender, "hand_over", handed_over.append)
-            publisher.publish()
-        assert handed_over == []
-        with publisher._sender._guard:
-            publisher._sender.waiting_pages -= 1
+        publisher.publish()
+        assert publisher.waiting_pages == 1
+        going.set()
+        eventually(lambda: publisher.waiting_pages == 0, "the publisher is stuck")
         published(publisher)
         assert publisher.counts().pages >= 4
 
