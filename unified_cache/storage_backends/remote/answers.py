@@ -2,7 +2,6 @@
 
 from collections import deque
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from unified_cache.core.errors import InputError
 from unified_cache.proto.wire import Chunk
@@ -37,14 +36,6 @@ def answers_of(given: Sequence[int], reasons: bytes, pages_count: int, *, yes: A
     return [yes if there else answer_of(code, no) for there, code in zip(given, codes, strict=True)]
 
 
-class BufferPiece(NamedTuple):
-    """Bytes of one page that have come, or are about to."""
-
-    number: int
-    start: int
-    buffer: memoryview
-
-
 class ScatterReader:
     """Fill pages in the order asked for. Content is copied once, from the message into the page.
 
@@ -57,8 +48,10 @@ class ScatterReader:
         self._pages = pages
         self._answered_count = 0
         self._offset = 0
-        self._coming: deque[BufferPiece | int] = deque()
-        """Buffers to fill, and after the last of each page its number."""
+        self._coming: deque[int] = deque()
+        """Pages that the server has, and that are not whole here."""
+        self._filled_bytes = 0
+        """Of the first of them."""
 
     def take(self, part: Chunk) -> None:
         """Copy a part; raise InputError where the stream is not what was asked for."""
@@ -67,49 +60,36 @@ class ScatterReader:
         if self._answered_count + len(part.hits) > len(self._pages):
             raise InputError(f"expected {len(self._pages)} pages, found more")
         for index, hit in enumerate(part.hits):
-            number = self._answered_count
-            self._answered_count += 1
             if hit:
-                start = 0
-                for buffer in self._pages[number].buffers:
-                    self._coming.append(BufferPiece(number, start, buffer))
-                    start += len(buffer)
-                self._coming.append(number)
+                self._coming.append(self._answered_count)
             else:
-                self.hits[number] = answer_of(part.reasons[index] if part.reasons else 0, Answer.MISS)
-        self._copy(part)
-
-    def _copy(self, part: Chunk) -> None:
-        pieces: list[BufferPiece] = []
-        whole: list[int] = []
-        offset = self._offset
+                reason = part.reasons[index] if part.reasons else 0
+                self.hits[self._answered_count] = answer_of(reason, Answer.MISS)
+            self._answered_count += 1
+        self._offset = part.end
+        rest = part.content
         while self._coming:
-            coming = self._coming[0]
-            if isinstance(coming, int):
-                whole.append(coming)
-            else:
-                piece = coming.buffer[: part.end - offset]
-                pieces.append(coming._replace(buffer=piece))
-                offset += len(piece)
-                if len(piece) < len(coming.buffer):
-                    rest = coming.buffer[len(piece) :]
-                    self._coming[0] = BufferPiece(coming.number, coming.start + len(piece), rest)
-                    break
-            self._coming.popleft()
-        if offset < part.end:
-            raise InputError(f"found {part.end - offset} bytes more than the pages have")
-        self._fill(part, pieces)
-        self._offset = offset
-        for number in whole:
-            self.hits[number] = Answer.HIT
+            rest, is_whole = self._fill(self._pages[self._coming[0]], rest)
+            if not is_whole:
+                break
+            self.hits[self._coming.popleft()] = Answer.HIT
+            self._filled_bytes = 0
+        if len(rest):
+            raise InputError(f"found {len(rest)} bytes more than the pages have")
 
-    def _fill(self, part: Chunk, pieces: Sequence[BufferPiece]) -> None:
+    def _fill(self, page: PageIO, content: memoryview) -> tuple[memoryview, bool]:
+        """Copy content into what a page lacks; return what is left of it, and whether the page is whole."""
         start = 0
-        for piece in pieces:
-            end = start + len(piece.buffer)
-            piece.buffer[:] = part.content[start:end]
+        for buffer in page.buffers:
+            end = start + len(buffer)
+            if self._filled_bytes < end:
+                lacking = buffer[self._filled_bytes - start :]
+                piece, content = content[: len(lacking)], content[len(lacking) :]
+                lacking[: len(piece)] = piece
+                if page.checksum is not None:
+                    page.checksum.add(self._filled_bytes, (lacking[: len(piece)],))
+                self._filled_bytes += len(piece)
+                if self._filled_bytes < end:
+                    return content, False
             start = end
-        for number, start, buffer in pieces:
-            checksum = self._pages[number].checksum
-            if checksum is not None:
-                checksum.add(start, (buffer,))
+        return content, True
