@@ -145,7 +145,7 @@ class TierCounts:
     looked_up: Mapping[Answer, int]
     """Chunks that the store was asked for, once while any request lives that asks for them."""
     dropped_count: int = 0
-    """Chunks that were not stored, since too many waited."""
+    """Chunks that were not stored, since too many waited, or their keys are not stable."""
     unstable_count: int = 0
     """Look-ups whose key another process would not find."""
 
@@ -281,14 +281,15 @@ class ChunkTier:
     ) -> None:
         """Start to store rows; ``end_token`` tells where in its prompt a chunk ends, which orders what is unordered.
 
-        Where more rows would wait with it than may, it ends at once, and nothing is moved. A job of more rows than that
-        is begun where no other waits: else it would never be.
+        Where more rows would wait with it than may, or under keys that no other process finds, it ends at once, and
+        nothing is moved. A job of more rows than that is begun where no other waits: else it would never be.
         """
         placed = sorted(zip(keys, rows, strict=True), key=lambda chunk: (group_of(chunk[0]), end_token(chunk[0]) or 0))
         ordered, count = tuple(key for key, _ in placed), len(placed)
         self._offered_count += count
         self._jobs_count += 1
-        if self._storing and self._storing_rows_count + count > self._storing_rows_max:
+        is_crowded = bool(self._storing) and self._storing_rows_count + count > self._storing_rows_max
+        if is_crowded or not all(map(is_stable_key, ordered)):
             self.counts.dropped_count += count
             self._ended.append(JobEnd(number, False, ordered, (Answer.UNAVAILABLE,) * count, 0.0))
             return
@@ -398,7 +399,7 @@ class ChunkTier:
                 self._changes.append(ChunkChange(stored))
         for key, answer in zip(end.keys, end.answers, strict=True):
             self._unstored.pop(key, None)
-            if answer is Answer.UNAVAILABLE:
+            if answer is Answer.UNAVAILABLE and is_stable_key(key):
                 self._unstored[key] = self._offered_count
         oldest = self._offered_count - self._rows_count
         while self._unstored and next(iter(self._unstored.values())) < oldest:

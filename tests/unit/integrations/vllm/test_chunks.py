@@ -123,15 +123,11 @@ def damage(root: Path, number: int) -> None:
     path.write_bytes(content)
 
 
-@pytest.mark.parametrize("kind", ["file", "bucket"])
-def test_an_engine_finds_what_another_has_stored(
-    memory: HostMemory, opened: Opened, store_url: Callable[[str], str], kind: str
-) -> None:
-    url = store_url(kind)
-    first = opened(url)
+def test_an_engine_finds_what_another_has_stored(memory: HostMemory, opened: Opened, tmp_path: Path) -> None:
+    first = opened(tmp_path)
     assert found(first, "a") == [Answer.MISS] * 4
     assert stored(first, memory).moved == KEYS
-    second = opened(url)
+    second = opened(tmp_path)
     assert found(second, "b") == [Answer.HIT] * 4
     assert loaded(second).moved == KEYS
     assert [memory.row(8 + number) for number in range(4)] == [memory.payload(number) for number in range(4)]
@@ -215,10 +211,15 @@ def test_engines_that_were_reset_do_not_meet_in_one_generation(opened: Opened, t
     assert tiers[0].names.identity != tiers[1].names.identity
 
 
-def test_a_key_that_no_other_process_finds_is_a_miss_and_counted(opened: Opened, tmp_path: Path) -> None:
-    tier = opened(tmp_path)
-    assert tier.look_up(b"0123456789abcdef" + bytes(4), "a") is Answer.MISS
+def test_a_key_that_no_other_process_finds_is_a_miss_and_counted_and_nothing_is_stored_under_it(opened: Opened) -> None:
+    store = ScriptedStorage()
+    tier, key = opened(store), b"0123456789abcdef" + bytes(4)
+    assert tier.look_up(key, "a") is Answer.MISS
     assert tier.counts.unstable_count == 1
+    tier.store(0, [key], [0], {key: 16}.get)
+    assert tier.wait(TIMEOUT_S)
+    assert [end.failed for end in tier.ended()] == [(key,)]
+    assert (store.offered, tier.wants_old_chunks) == ([], False)
 
 
 def test_figures_are_what_was_added_since_the_reading_before(
