@@ -17,7 +17,7 @@ from unified_cache.core.settings.service import QuotaSettings, Role
 from unified_cache.proto.wire import Call
 from unified_cache.service.access.callers import AuditEntry, Caller, Refused
 from unified_cache.service.access.fairness import AdmissionSlot, FairScheduler
-from unified_cache.service.access.gate import Authenticator, CallTimeouts, ServiceGate
+from unified_cache.service.access.gate import CallTimeouts, ServiceGate
 from unified_cache.service.access.usage import COUNTED_PAGES_MAX, TenantUsage
 from unified_cache.service.limits import Limits
 from unified_cache.service.servicer import CacheService
@@ -31,11 +31,10 @@ THREADS = 24
 NOBODY = Caller("default", Role.ADMIN)
 
 
-class HeaderTenants(Authenticator):
+class HeaderTenants:
     """Believe ``authorization: Bearer TENANT:ROLE``; without it, everybody is an administrator of ``default``."""
 
     def __init__(self) -> None:
-        super().__init__(None, None, NOBODY)
         self.is_closed = False
         """Whether the server answers nobody."""
 
@@ -136,7 +135,7 @@ class LoopbackServer:
         usage = TenantUsage(quota, counted_pages_max, capability.bytes_max, capability.taken_bytes)
         shared = TenantStore(VerifiedStorage(store), usage, notes)
         shared.count_stored(Event())
-        gate = ServiceGate(callers, scheduler, timeouts, notes)
+        gate = ServiceGate(callers.caller, scheduler, timeouts, notes)
         drains: list[None] = []
         service = CacheService(shared, gate, limits, lambda: drains.append(None))
         server = grpc.server(ThreadPoolExecutor(THREADS), options=limits.channel_options())

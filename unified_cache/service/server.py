@@ -23,7 +23,7 @@ from unified_cache.observe.live.listener import MetricsListener
 from unified_cache.proto.wire import SERVICE
 from unified_cache.service.access.callers import NO_CREDENTIALS, Caller
 from unified_cache.service.access.fairness import FairScheduler
-from unified_cache.service.access.gate import Authenticator, CallTimeouts, ServiceGate
+from unified_cache.service.access.gate import CallTimeouts, ServiceGate
 from unified_cache.service.access.reloaded import Reloaded
 from unified_cache.service.access.tls import (
     Certificates,
@@ -36,7 +36,7 @@ from unified_cache.service.access.tls import (
     server_credentials,
     trust_changes,
 )
-from unified_cache.service.access.tokens import Tokens, read_tokens, token_changes
+from unified_cache.service.access.tokens import Tokens, presented_token, read_tokens, token_changes
 from unified_cache.service.access.usage import COUNTED_PAGES_MAX, TenantUsage
 from unified_cache.service.limits import Limits
 from unified_cache.service.operations.logs import Log, open_audit
@@ -98,7 +98,7 @@ class Service:
             scheduler = FairScheduler(settings.quota, limits)
             timeouts = CallTimeouts(limits, time.monotonic)
             opened.callback(timeouts.close)
-            gate = ServiceGate(access.authenticator(settings), scheduler, timeouts, metrics)
+            gate = ServiceGate(access.caller, scheduler, timeouts, metrics)
             guarded = GuardedStore.open(settings, metrics.registry)
             capability, disk_bytes = guarded.guard.capability(), guarded.disk_bytes
             bytes_max = capability.bytes_max
@@ -156,6 +156,8 @@ class _Access:
     trust: Reloaded[ClientTrust] | None
     """None where no client certificates are asked for."""
     clients: CertifiedClients | None
+    local: Caller
+    """Every caller of a server that has neither tokens nor client certificates."""
 
     @classmethod
     def read(cls, settings: ServiceSettings, metrics: ServiceMetrics) -> "_Access":
@@ -179,20 +181,26 @@ class _Access:
             metrics.stale.labels("client_ca").set_function(trust.stale_s)
             metrics.expiry.labels("client_crl").set_function(lambda: trusted.latest().expires_s)
             clients = CertifiedClients(trust, tls.trust_domain, access.certificate_role, time.time, metrics)
-        return cls(tokens, certificates, trust, clients)
+        local = Caller(access.local_tenant, access.local_role, NO_CREDENTIALS)
+        return cls(tokens, certificates, trust, clients, local)
 
-    def authenticator(self, settings: ServiceSettings) -> Authenticator:
-        """Return the authentication of callers; on a server that has none everybody is the local tenant."""
-        local = _local_caller(settings)
-        return Authenticator(self.tokens, self.clients, local if self.tokens is None and self.clients is None else None)
+    def caller(self, context: grpc.ServicerContext) -> Caller | None:
+        """Return whom a call's token speaks for, or without one the certificate of its connection; None for nobody.
+
+        A call with a wrong token is refused, whatever its certificate, and one over a revoked certificate, whatever its
+        token.
+        """
+        token = presented_token(context)
+        if token is not None:
+            trusted = self.clients is None or self.clients.trusts(context)
+            return self.tokens.caller(token) if trusted and self.tokens is not None else None
+        if self.clients is not None:
+            return self.clients.caller(context)
+        return self.local if self.tokens is None else None
 
     def credentials(self) -> grpc.ServerCredentials | None:
         """Return the credentials to listen with, None for plain text."""
         return None if self.certificates is None else server_credentials(self.certificates, self.trust)
-
-
-def _local_caller(settings: ServiceSettings) -> Caller:
-    return Caller(settings.access.local_tenant, settings.access.local_role, NO_CREDENTIALS)
 
 
 def _metrics(settings: ServiceSettings, log: Log) -> ServiceMetrics:

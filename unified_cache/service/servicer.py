@@ -6,7 +6,7 @@ A request that makes no sense is an ``InputError``; one of an identity for which
 import re
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, groupby
+from itertools import chain, groupby, repeat
 
 import grpc
 from google.protobuf.message import Message
@@ -67,16 +67,6 @@ class NamedRun:
         return labels_of(self.registration.stored.identity, self.keys, self.pool)
 
 
-@dataclass(frozen=True, slots=True)
-class AnnouncedPage:
-    """A page that the first message of a put names."""
-
-    label: Label
-    """Label as the client has it, and as the page's header will."""
-    stored: Label
-    object_bytes: int
-
-
 def named(
     runs: Iterable[pb.PageRun],
     tenant: str,
@@ -103,18 +93,6 @@ def named(
     return found
 
 
-def announced(runs: Sequence[NamedRun]) -> list[AnnouncedPage]:
-    """Return the pages that a put announces, one by one."""
-    pages: list[AnnouncedPage] = []
-    for run in runs:
-        if run.claimed_bytes != run.object_bytes:
-            raise InputError(f"a page of pool {run.pool} has {run.object_bytes} bytes, found {run.claimed_bytes}")
-        pages += [
-            AnnouncedPage(label, stored, run.object_bytes) for label, stored in zip(run.labels, run.stored, strict=True)
-        ]
-    return pages
-
-
 def checked_cursor(cursor: str) -> str:
     """Return where a scan goes on."""
     if len(cursor) > CURSOR_CHARS_MAX or not _CURSOR.fullmatch(cursor):
@@ -137,8 +115,14 @@ class PageAssembler:
     It holds the pieces of one page at a time.
     """
 
-    def __init__(self, announced: Sequence[AnnouncedPage]) -> None:
-        self._announced = announced
+    def __init__(self, runs: Sequence[NamedRun]) -> None:
+        """Raises ``InputError`` where pages are announced with another length than theirs."""
+        self._announced: list[tuple[Label, Label, int]] = []
+        """Of each page the label as the client has it, and as its header will, that of the store, and its length."""
+        for run in runs:
+            if run.claimed_bytes != run.object_bytes:
+                raise InputError(f"a page of pool {run.pool} has {run.object_bytes} bytes, found {run.claimed_bytes}")
+            self._announced += zip(run.labels, run.stored, repeat(run.object_bytes), strict=False)
         self._done_count = 0
         self._offset = 0
         self._pieces: list[memoryview] = []
@@ -147,7 +131,7 @@ class PageAssembler:
     @property
     def next_bytes(self) -> int:
         """Length of the page under way, or to come; 0 where all have come."""
-        return self._announced[self._done_count].object_bytes if self._done_count < len(self._announced) else 0
+        return self._announced[self._done_count][2] if self._done_count < len(self._announced) else 0
 
     def take(self, part: Chunk) -> Iterator[PageIO]:
         """Yield the pages that a part completes, as the store calls them.
@@ -160,12 +144,12 @@ class PageAssembler:
         if part.end == part.offset:
             raise InputError("a part of a put has content")
         for piece in self._pieces_in(part):
-            expected = self._announced[self._done_count]
+            label, stored, object_bytes = self._announced[self._done_count]
             self._pieces.append(piece)
             self._held_bytes += len(piece)
             self._offset += len(piece)
-            if self._held_bytes == expected.object_bytes:
-                yield self._whole(expected)
+            if self._held_bytes == object_bytes:
+                yield self._whole(label, stored)
 
     def check_complete(self) -> None:
         """Raise ``InputError`` unless every page has come."""
@@ -178,21 +162,21 @@ class PageAssembler:
         for number in range(self._done_count, len(self._announced)):
             if start == len(part.content):
                 return
-            end = min(len(part.content), start + self._announced[number].object_bytes - held_bytes)
+            end = min(len(part.content), start + self._announced[number][2] - held_bytes)
             yield part.content[start:end]
             start, held_bytes = end, 0
         if start < len(part.content):
             raise InputError(f"found more than the {len(self._announced)} pages announced")
 
-    def _whole(self, expected: AnnouncedPage) -> PageIO:
-        flaw = verify_buffers(self._pieces, expected.label)
+    def _whole(self, label: Label, stored: Label) -> PageIO:
+        flaw = verify_buffers(self._pieces, label)
         if flaw is not None:
             raise InputError(f"page {self._done_count} does not verify: {flaw.value}")
-        buffers = named_page(page_in(self._pieces), expected.stored)
+        buffers = named_page(page_in(self._pieces), stored)
         self._pieces = []
         self._held_bytes = 0
         self._done_count += 1
-        return PageIO(expected.stored, buffers)
+        return PageIO(stored, buffers)
 
 
 def page_in(pieces: Sequence[memoryview]) -> tuple[memoryview, ...]:
@@ -344,7 +328,7 @@ class CacheService:
             manifests = {run.registration.stored.identity: run.registration.stored for run in runs}
             chain = dict.fromkeys(all_stored(runs))
             kept: list[Answer] = []
-            arrivals = PageAssembler(announced(runs))
+            arrivals = PageAssembler(runs)
             for batch in self._batches(arrivals, call.received(messages)):
                 kept += self._store.put(call.tenant, batch, level, manifests, chain)
             # A page that the store did not answer for is declined, with that reason.

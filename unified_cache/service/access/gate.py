@@ -17,8 +17,6 @@ from unified_cache.core.settings.service import Role
 from unified_cache.proto.wire import RETRY_AFTER, Call
 from unified_cache.service.access.callers import NO_CREDENTIALS, AuditEntry, Caller, Observer, Refused
 from unified_cache.service.access.fairness import AdmissionSlot, FairScheduler
-from unified_cache.service.access.tls import CertifiedClients
-from unified_cache.service.access.tokens import Tokens
 from unified_cache.service.limits import Limits
 
 RETRY_KEYS = (RETRY_AFTER, "grpc-retry-pushback-ms")
@@ -39,9 +37,6 @@ ADMINISTRATION = frozenset({Call.HELLO, Call.IDENTITIES, Call.SCAN, Call.CLEAR, 
 OK = grpc.StatusCode.OK.name
 DENIED = grpc.StatusCode.PERMISSION_DENIED.name
 CANCELLED = grpc.StatusCode.CANCELLED.name
-
-_AUTHORIZATION = "authorization"
-_BEARER = "bearer "
 
 SWEEPS_PER_TERM = 4
 """Checks in the shortest time that a call may take: its end is noticed at most a quarter of that late."""
@@ -159,27 +154,6 @@ class TimedCall:
             self.cut(f"nothing moved in {self._limits.stream_idle_s:g} s")
 
 
-class Authenticator:
-    """Authentication of a call: by its token if it has one, else by the certificate of its connection.
-
-    A call with a wrong token is refused, whatever its certificate, and one over a revoked certificate, whatever its
-    token. With neither ``tokens`` nor ``clients`` every caller is ``local``; None refuses all.
-    """
-
-    def __init__(self, tokens: Tokens | None, clients: CertifiedClients | None, local: Caller | None) -> None:
-        self._tokens = tokens
-        self._clients = clients
-        self._local = local
-
-    def caller(self, context: grpc.ServicerContext) -> Caller | None:
-        """Return the caller that the transport vouches for; None if there is none."""
-        token = _token_in(context)
-        if token is not None:
-            trusted = self._clients is None or self._clients.trusts(context)
-            return self._tokens.caller(token) if trusted and self._tokens is not None else None
-        return self._local if self._clients is None else self._clients.caller(context)
-
-
 class ServiceGate:
     """The way into every call, before any message is waited for, and out of it. Thread-safe.
 
@@ -187,12 +161,17 @@ class ServiceGate:
     """
 
     def __init__(
-        self, callers: Authenticator, scheduler: FairScheduler, timeouts: CallTimeouts, observer: Observer
+        self,
+        caller_of: Callable[[grpc.ServicerContext], Caller | None],
+        scheduler: FairScheduler,
+        timeouts: CallTimeouts,
+        observer: Observer,
     ) -> None:
+        """``caller_of`` returns the caller that the transport vouches for; None if there is none."""
         self.timeouts = timeouts
         self.turn_s_max = scheduler.limits.turn_s_max
         """Longest wait of a call for its turn."""
-        self._callers = callers
+        self._caller_of = caller_of
         self._scheduler = scheduler
         self._observer = observer
         self._closed = False
@@ -270,7 +249,7 @@ class ServiceGate:
     def _authenticated(self, method: Call, context: grpc.ServicerContext) -> Caller:
         if self._closed:
             raise Refused(grpc.StatusCode.UNAVAILABLE, "this server is draining; another may do")
-        caller = self._callers.caller(context)
+        caller = self._caller_of(context)
         if caller is None:
             self._observer.anomaly("unauthenticated", f"{method.value} from {context.peer()} without valid credentials")
             raise Refused(grpc.StatusCode.UNAUTHENTICATED, "valid credentials are needed")
@@ -345,12 +324,3 @@ class AdmittedCall(TimedCall):
         if not self._context.is_active():
             raise Refused(grpc.StatusCode.CANCELLED, "the client has gone")
         self._gate.refuse(self.caller, self._method, "the call's turn did not come in time")
-
-
-def _token_in(context: grpc.ServicerContext) -> str | None:
-    """Return the token that the call presents; None if it presents none."""
-    presented = [value for key, value in context.invocation_metadata() if key == _AUTHORIZATION]
-    if not presented:
-        return None
-    text = presented[0] if len(presented) == 1 and isinstance(presented[0], str) else ""
-    return text[len(_BEARER) :] if text.lower().startswith(_BEARER) else ""

@@ -23,6 +23,8 @@ from datetime import UTC, date, datetime
 from hashlib import sha256
 from pathlib import Path
 
+import grpc
+
 from unified_cache.core.errors import ConfigError
 from unified_cache.core.files import read_kept, replace_whole
 from unified_cache.core.settings.section import TENANT_PATTERN
@@ -36,6 +38,8 @@ TENANT_NAME = re.compile(TENANT_PATTERN)
 _TOKEN = re.compile(r"uc1_([0-9a-f]{16})_[0-9a-f]{64}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _NEVER = "never"
+_AUTHORIZATION = "authorization"
+_BEARER = "bearer "
 _NOBODY = sha256(b"").digest()
 """Digest that is compared if no token has the ID, so that the answer takes as long."""
 
@@ -85,6 +89,15 @@ class Tokens:
             return None
         today = datetime.fromtimestamp(self._wall_clock(), UTC).date()
         return None if entry.last_day is not None and entry.last_day < today else entry.caller
+
+
+def presented_token(context: grpc.ServicerContext) -> str | None:
+    """Return the token that a call presents; None if it presents none."""
+    presented = [value for key, value in context.invocation_metadata() if key == _AUTHORIZATION]
+    if not presented:
+        return None
+    text = presented[0] if len(presented) == 1 and isinstance(presented[0], str) else ""
+    return text[len(_BEARER) :] if text.lower().startswith(_BEARER) else ""
 
 
 def new_token(caller: Caller, last_day: date | None, random_bytes: Callable[[int], bytes]) -> tuple[str, TokenEntry]:
