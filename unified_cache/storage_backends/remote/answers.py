@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from unified_cache.core.errors import InputError
 from unified_cache.proto.wire import Chunk
-from unified_cache.storage_backends.protocol import Answer, PageIO
+from unified_cache.storage_backends.protocol import Answer, PageIO, page_bytes
 
 _CODES = {Answer.FLAWED: 1, Answer.UNAVAILABLE: 2}
 _ANSWERS = {code: answer for answer, code in _CODES.items()}
@@ -47,7 +47,7 @@ class ScatterReader:
         """By page; None while there is no answer, or not the whole page yet."""
         self._pages = pages
         self._answered_count = 0
-        self._offset = 0
+        self._offset = self._due_bytes = 0
         self._coming: deque[int] = deque()
         """Pages that the server has, and that are not whole here."""
         self._filled_bytes = 0
@@ -59,6 +59,10 @@ class ScatterReader:
             raise InputError(f"a part begins where the last one ended, at {self._offset}, found {part.offset}")
         if self._answered_count + len(part.hits) > len(self._pages):
             raise InputError(f"expected {len(self._pages)} pages, found more")
+        answered = self._pages[self._answered_count : self._answered_count + len(part.hits)]
+        self._due_bytes += sum(page_bytes(page) for page, hit in zip(answered, part.hits, strict=True) if hit)
+        if part.end > self._due_bytes:
+            raise InputError(f"found {part.end - self._due_bytes} bytes more than the pages have")
         for index, hit in enumerate(part.hits):
             if hit:
                 self._coming.append(self._answered_count)
@@ -74,8 +78,6 @@ class ScatterReader:
                 break
             self.hits[self._coming.popleft()] = Answer.HIT
             self._filled_bytes = 0
-        if len(rest):
-            raise InputError(f"found {len(rest)} bytes more than the pages have")
 
     def _fill(self, page: PageIO, content: memoryview) -> tuple[memoryview, bool]:
         """Copy content into what a page lacks; return what is left of it, and whether the page is whole."""

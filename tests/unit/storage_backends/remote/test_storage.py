@@ -17,6 +17,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+from google.protobuf.message import Message
 
 from tests.support.cache import ToyEngine, WholePromptCache, toy_layout
 from tests.support.clock import ManualClock
@@ -33,18 +34,16 @@ from unified_cache.core.seal import FORMAT_VERSION, HEADER_BYTES, Label, PageChe
 from unified_cache.core.window import SPAN_ALL
 from unified_cache.proto import service_pb2 as pb
 from unified_cache.proto.manifest_pb2 import Manifest
-from unified_cache.proto.wire import REASON, REASON_HELLO, Call, Chunk, decoded, encoded, parts_of
+from unified_cache.proto.wire import REASON, REASON_HELLO, Call, decoded, parts_of
 from unified_cache.service.limits import Limits
 from unified_cache.storage_backends.common.bounded_call import StoreStep, current_call, run_here
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO, Store
-from unified_cache.storage_backends.remote.answers import ScatterReader
 from unified_cache.storage_backends.remote.credentials import ClientCredentials, CredentialFiles
 from unified_cache.storage_backends.remote.server import Server
 from unified_cache.storage_backends.remote.store import (
     Exchange,
-    GatedMessages,
     RemoteStorage,
     RendezvousHash,
     RequestTime,
@@ -173,22 +172,6 @@ def test_parts_are_what_protobuf_would_write_and_come_back_whole() -> None:
 def test_what_is_no_part_is_an_input_error(message: bytes) -> None:
     with pytest.raises(InputError):
         decoded(message)
-
-
-@pytest.mark.threat("unasked pages from a server")
-@pytest.mark.parametrize(
-    "part",
-    [
-        Chunk(1, b"\1", memoryview(b"")),
-        Chunk(0, b"\1\1", memoryview(b"")),
-        Chunk(0, b"\0", memoryview(b"x")),
-        Chunk(0, b"\1", memoryview(bytes(HEADER_BYTES + 1001))),
-    ],
-)
-def test_a_stream_that_is_not_what_was_asked_for_is_an_input_error(part: Chunk) -> None:
-    reader = ScatterReader([blank_page(label(1))])
-    with pytest.raises(InputError):
-        reader.take(part)
 
 
 @contextmanager
@@ -361,10 +344,6 @@ def test_a_page_that_was_not_registered_cannot_be_put_and_nobody_knows_whether_i
     assert two.storage.remove([foreign]) == 0
 
 
-def test_a_part_without_content_is_no_bytes() -> None:
-    assert encoded(0, b"", ()) == b""
-
-
 # A server whose answers make no sense: each call of its client fails as a call to a store does
 
 
@@ -405,9 +384,14 @@ def test_an_answer_that_is_no_message_is_a_failure_of_the_store(call: Call) -> N
 
 
 @pytest.mark.threat("strange answers of a server")
+@pytest.mark.threat("unasked pages from a server")
 @pytest.mark.parametrize(
     ("call", "answer"),
     [
+        (Call.GET, pb.GetPart(offset=1, hits=b"\1")),
+        (Call.GET, pb.GetPart(hits=b"\1\1")),
+        (Call.GET, pb.GetPart(hits=b"\0", content=b"x")),
+        (Call.GET, pb.GetPart(hits=b"\1", content=bytes(PAGE_BYTES + 1))),
         (Call.EXISTS, pb.ExistsReply(found=b"\1")),
         (Call.EXISTS, pb.ExistsReply(found=b"\1\1\1")),
         (Call.EXISTS, pb.ExistsReply(found=b"\0\0", reasons=b"\1")),
@@ -417,11 +401,9 @@ def test_an_answer_that_is_no_message_is_a_failure_of_the_store(call: Call) -> N
         (Call.SCAN, pb.ScanReply(runs=[pb.PageRun(identity=b"short", pool="full", keys=[b"short"])])),
         (Call.HELLO, pb.HelloReply(pages_max=0, part_bytes=0)),
     ],
-    ids=str,
+    ids=lambda each: each.value if isinstance(each, Call) else repr(each)[:40],
 )
-def test_an_answer_for_other_pages_than_asked_for_is_a_failure_of_the_store(
-    call: Call, answer: pb.ExistsReply | pb.PutReply | pb.ScanReply | pb.HelloReply
-) -> None:
+def test_an_answer_for_other_pages_than_asked_for_is_a_failure_of_the_store(call: Call, answer: Message) -> None:
     with pytest.raises(StorageError):
         outcome(ASKED[call], call, answer.SerializeToString())
 
@@ -514,23 +496,6 @@ def test_a_put_that_was_given_up_holds_no_page_any_more(no_collection: None) -> 
         assert alive() is None
         storage.close()
         over.set()
-
-
-def test_what_a_put_sends_is_over_once_it_is_closed() -> None:
-    content = bytearray(4)
-
-    def made() -> Iterator[bytes]:
-        view = memoryview(content)
-        for byte in view:
-            yield bytes([byte])
-
-    generator = made()
-    messages = GatedMessages(generator)  # type: ignore[arg-type]
-    assert next(messages) == b"\0"
-    messages.close()
-    messages.close()
-    assert list(messages) == []
-    content.append(0)
 
 
 def test_all_calls_of_a_request_share_its_time_and_what_was_not_asked_for_is_unavailable() -> None:
