@@ -4,7 +4,6 @@ import os
 import random
 import shutil
 import tempfile
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -24,8 +23,6 @@ from unified_cache.core.seal import HEADER_BYTES, Label, verify_buffers
 from unified_cache.storage_backends.directory.disk import Disk
 from unified_cache.storage_backends.directory.front import STAMP_GRAIN_NS
 from unified_cache.storage_backends.file.quota import LOW_SHARE
-from unified_cache.storage_backends.packed.segments import FreeSlots
-from unified_cache.storage_backends.packed.store import PackedStorage
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO, StoredObject
 from unified_cache.testing.storage_contract import OTHER_MODEL, blank_page, bytes_of, label, listing, sealed_page
 
@@ -316,8 +313,6 @@ class DirectoryHistory(RuleBasedStateMachine):
             assert sorted(each for identity in IDENTITIES for each in listing(storage, identity)) == expected
             counts = storage.counts
             assert (counts.evicted_count, counts.declined_count) == (store.evicted_count, store.declined_count)
-            if isinstance(storage, PackedStorage):
-                check_slots(storage)
 
     def teardown(self) -> None:
         """Remove everything; no file may be left."""
@@ -340,21 +335,6 @@ class PackedHistory(DirectoryHistory):
     """The same in packed files."""
 
     kind = StoreKind.PACKED
-
-
-def check_slots(storage: PackedStorage) -> None:
-    """Compare the free and the used slots of every file with those that ever were used."""
-    used = Counter((slot.segment.key, slot.segment.number) for slot in storage._index._slots.values())
-    for shape, free in storage._segments._free.items():
-        check_free(free, {number: count for (used_in, number), count in used.items() if used_in == shape})
-
-
-def check_free(free: FreeSlots, used: dict[int, int]) -> None:
-    places = [*free._idle, *free._roomless]
-    assert len(set(places)) == len(places)
-    count = Counter(number for number, _ in places)
-    assert {file.number for file in free.segments} == (count + Counter(used)).keys()
-    assert all(count[file.number] + used.get(file.number, 0) == free.key.slots_count for file in free.segments)
 
 
 @pytest.mark.timeout(1800)

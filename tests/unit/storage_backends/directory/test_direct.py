@@ -21,7 +21,6 @@ from unified_cache.storage_backends.directory.read_queue import QUEUE_READS_MAX,
 from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.packed.store import PackedStorage
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO
-from unified_cache.storage_backends.wrappers.layer import VerifiedStorage
 from unified_cache.testing.storage_contract import blank_page, bytes_of, label
 
 PAGES_COUNT = 5
@@ -323,32 +322,6 @@ def test_a_file_of_another_length_is_flawed(
     assert not path.exists()
 
 
-def test_a_page_that_was_damaged_on_the_disk_is_flawed(
-    storage: DirectoryStorage, disk: DirectDisk, tmp_path: Path
-) -> None:
-    forget(tmp_path)
-    for path in (tmp_path / "store").rglob("*"):
-        if path.is_file() and path.stat().st_size >= PAGE_BYTES:
-            content = bytearray(path.read_bytes())
-            content[-100] ^= 1
-            path.write_bytes(content)
-    forget(tmp_path)
-    verified = VerifiedStorage(storage)
-    pages = [blank(label(number)) for number in range(PAGES_COUNT)]
-    flawed = PAGES_COUNT if isinstance(storage, FileStorage) else 1
-    assert verified.get(pages).count(Answer.FLAWED) == flawed
-    assert disk.direct_reads
-
-
-def test_a_page_that_is_changed_in_memory_is_read_as_it_is_there(
-    storage: DirectoryStorage, disk: DirectDisk, tmp_path: Path
-) -> None:
-    forget(tmp_path)
-    storage.remove([label(2)])
-    assert all(storage.put([sealed(2)], Level.CACHED))
-    check_hits(storage)
-
-
 @pytest.fixture
 def file_storage(disk: DirectDisk, takes_direct_reads: None, tmp_path: Path) -> Iterator[FileStorage]:
     with closing(FileStorage.open(tmp_path / "store", disk=disk)) as storage:
@@ -442,18 +415,6 @@ def queues() -> ReadQueues:
     return made
 
 
-@pytest.mark.parametrize("depth", [1, 2, 7, QUEUE_READS_MAX])
-@pytest.mark.parametrize("offset", [0, DIRECT_BLOCK_BYTES])
-def test_more_reads_than_a_queue_holds_come_each_into_its_own_buffers(
-    fds: list[int], queues: ReadQueues, depth: int, offset: int
-) -> None:
-    reads = reads_of(fds * (2 * QUEUE_READS_MAX // FILES_COUNT + 1), offset)
-    counts = outcomes_of(queues, reads, depth)
-    assert len(reads) > QUEUE_READS_MAX
-    for number, (read, count) in enumerate(zip(reads, counts, strict=True)):
-        assert came(read, count) == content_of(number % FILES_COUNT)[offset:]
-
-
 @pytest.mark.parametrize("depth", [1, 8, 46, QUEUE_READS_MAX])
 def test_three_quarters_of_the_depth_stay_under_way_while_what_came_is_used(
     fds: list[int], queues: ReadQueues, depth: int
@@ -475,22 +436,6 @@ def test_three_quarters_of_the_depth_stay_under_way_while_what_came_is_used(
             assert taken_count >= depth - depth // 4
 
 
-def test_a_read_is_taken_when_all_that_were_yielded_have_been_used(fds: list[int], queues: ReadQueues) -> None:
-    used: set[int] = set()
-    free = {0, 1, 2, 3}
-
-    def taken() -> Iterator[FileRead]:
-        for read in reads_of(fds * 8):
-            yield read._replace(number=free.pop())
-
-    for read, outcome in queues.read(taken(), 4):
-        assert isinstance(outcome, int)
-        used.add(read.number)
-        free.add(read.number)
-    assert len(free) == 4
-    assert used <= free
-
-
 def test_whoever_stops_waits_for_what_is_under_way(fds: list[int], queues: ReadQueues) -> None:
     reads = reads_of(fds)
     with closing(queues.read(reads, DEPTH)) as coming:
@@ -499,18 +444,6 @@ def test_whoever_stops_waits_for_what_is_under_way(fds: list[int], queues: ReadQ
     assert [came(read, len(content_of(number))) for number, read in enumerate(reads)] == [
         content_of(number) for number in range(FILES_COUNT)
     ]
-
-
-def test_a_fault_while_reads_are_taken_waits_for_those_under_way(fds: list[int], queues: ReadQueues) -> None:
-    reads = reads_of(fds[:2])
-
-    def failing() -> Iterator[FileRead]:
-        yield from reads
-        raise ConnectionError
-
-    with pytest.raises(ConnectionError):
-        list(queues.read(failing(), 2))
-    assert outcomes_of(queues, reads_of(fds)) == [len(content_of(number)) for number in range(FILES_COUNT)]
 
 
 @pytest.mark.parametrize("place", [0, 2, FILES_COUNT - 1])

@@ -14,13 +14,12 @@ from tests.support.files import FILE_BYTES, DiskFault, FaultyDisk, held, hits, p
 from tests.support.running_service import running
 from tests.support.store_kinds import DirectoryStorage, StoreKind
 from unified_cache.components import Full
-from unified_cache.core.errors import ConfigError, StorageError, StorageFullError
+from unified_cache.core.errors import StorageError, StorageFullError
 from unified_cache.core.pool import Identity, ModelLayout, PoolSpec
 from unified_cache.core.seal import HEADER_BYTES, Label
 from unified_cache.integrations.engine_store import EnginePage, EngineStore
 from unified_cache.storage_backends.common.breaker import Backoff, Retries
 from unified_cache.storage_backends.directory.disk import Disk
-from unified_cache.storage_backends.directory.front import FREE_BYTES_MIN
 from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.packed.store import PackedStorage
@@ -108,15 +107,6 @@ def test_a_put_goes_on_to_evict_where_others_take_what_it_has_freed(kind: StoreK
         disk.failing = range(len(disk.calls), len(disk.calls) + 4)
         assert put_prompts(storage, [12]) == [Answer.STORED] * PROMPT_PAGES
         assert whole_prompts(storage, [11, 12]) == [11, 12]
-
-
-def test_a_disk_below_the_reserve_is_brought_back_to_it_by_the_next_put(kind: StoreKind, disk: Path) -> None:
-    with closing(kind.open(disk / "store", free_bytes_min=4 * MIB)) as storage:
-        put_prompts(storage, range(30))
-        take_the_rest(disk / "others", left_bytes=MIB)
-        assert put_prompts(storage, [30]) == [Answer.STORED] * PROMPT_PAGES
-        assert os.statvfs(disk).f_bavail * FILE_BYTES >= 4 * MIB
-        assert whole_prompts(storage, [29, 30]) == [29, 30]
 
 
 def test_a_put_that_no_eviction_makes_room_for_is_declined_with_its_reason_and_evicts_nothing(
@@ -319,12 +309,6 @@ def test_a_store_without_room_for_a_process_to_enter_it_makes_some_and_is_opened
         assert there == list(range(120 - len(there), 120)), "the least recent have gone"
         assert len(there) >= 40
         assert all(storage.put([sealed_page(label(number), object_bytes) for number in range(120, 130)], Level.DURABLE))
-
-
-def test_a_reserve_beyond_the_file_system_is_an_error_that_names_its_size(kind: StoreKind, disk: Path) -> None:
-    with pytest.raises(ConfigError, match=r"24\.0 MiB"):
-        kind.open(disk / "store", free_bytes_min=FREE_BYTES_MIN)
-    kind.open(disk / "store", free_bytes_min=DISK_BYTES // 2).close()
 
 
 def test_pages_that_could_not_be_written_take_no_room_of_those_that_are_there(kind: StoreKind, tmp_path: Path) -> None:

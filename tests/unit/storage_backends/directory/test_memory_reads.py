@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.files import FaultyDisk, RefusingDisk, path_of, put
+from tests.support.files import FaultyDisk, RefusingDisk, put
 from tests.support.store_kinds import DirectoryStorage, StoreKind
 from unified_cache.core.seal import HEADER_BYTES
 from unified_cache.storage_backends.directory import disk as disk_module
@@ -116,10 +116,12 @@ def test_a_large_page_comes_piece_by_piece(
         monkeypatch.setattr(module, "PIECE_BYTES", page_bytes // 3)
     disk = WaitingForbidden()
     with closing(kind.open(root, disk=disk)) as storage:
-        put_numbers(storage, page_bytes)
+        put_numbers(storage, page_bytes, NUMBERS[1:])
+        damaged = sealed_page(label(0), page_bytes)
+        damaged.buffers[0][-1] ^= 1
+        storage.put([damaged], Level.CACHED)
         pages = wanted(page_bytes)
-        assert storage.read_memory(pages) == [True] * PAGES_COUNT
-        assert all(whole(pages))
+        assert storage.read_memory(pages) == whole(pages) == [number > 0 for number in NUMBERS]
         assert len(disk.offsets) > PAGES_COUNT
 
 
@@ -132,15 +134,6 @@ def test_neighbours_come_by_one_call(root: Path, page_bytes: int) -> None:
         assert len(disk.offsets) == 1
         assert storage.read_memory(wanted(page_bytes, [4, 5, 9, 0, 1, 3])) == [True, True, False, True, True, True]
         assert len(disk.offsets) == 1 + 3
-
-
-def test_a_run_has_a_bound(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page_reads, "RUN_BYTES_MAX", 2 * SIZES[1])
-    disk = WaitingForbidden()
-    with closing(PackedStorage.open(root, disk=disk)) as storage:
-        put_numbers(storage)
-        assert storage.read_memory(wanted()) == [True] * PAGES_COUNT
-        assert len(disk.offsets) == PAGES_COUNT // 2
 
 
 @pytest.mark.parametrize("page_bytes", SIZES)
@@ -339,14 +332,3 @@ def test_all_small_files_are_begun_to_be_read_before_one_is_awaited_unless_they_
         check_all_are_hits(storage)
         calls = [name for name in disk.calls[at:] if name in {"begin_reading", "preadv"}]
         assert calls == ["begin_reading"] * begun_count + ["preadv"] * len(BATCH)
-
-
-@pytest.mark.parametrize("change", [-1, 1])
-def test_an_object_of_another_length_is_flawed_among_others(change: int, root: Path) -> None:
-    with closing(FileStorage.open(root)) as storage:
-        put(storage, BATCH)
-        path = path_of(root, label(2))
-        path.write_bytes((path.read_bytes() + b"x")[: path.stat().st_size + change])
-        answers = storage.get([blank_page(label(number)) for number in BATCH])
-        assert answers == [Answer.HIT, Answer.HIT, Answer.FLAWED, Answer.HIT, Answer.HIT]
-        assert not path.exists()

@@ -1,6 +1,5 @@
 """Pages whose checksum is taken while they are read, piece by piece: verified as strictly as those read whole."""
 
-import random
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
@@ -12,7 +11,6 @@ from hypothesis import strategies as st
 
 from tests.support.budget import PHASES, examples
 from tests.support.files import DiskFault, FaultyDisk
-from tests.support.store_calls import ScriptedFaults, ScriptedStorage, StorageFault
 from tests.support.store_kinds import StoreKind
 from tests.support.wrappers import retrying
 from unified_cache.core.seal import HEADER_BYTES, Flaw, PageChecksum, verify_buffers
@@ -25,11 +23,6 @@ from unified_cache.testing.storage_contract import blank_page, bytes_of, label, 
 
 PIECE_BYTES = 1000
 PAGE_BYTES = 4321
-CUTTINGS = ((), (HEADER_BYTES,), (HEADER_BYTES, PIECE_BYTES - 1, 2 * PIECE_BYTES + 7))
-EDGES = sorted(
-    {0, HEADER_BYTES - 1, HEADER_BYTES, PAGE_BYTES - 1}
-    | {edge + off for edge in range(PIECE_BYTES, PAGE_BYTES, PIECE_BYTES) for off in (-1, 0)}
-)
 
 
 @pytest.fixture(autouse=True)
@@ -47,37 +40,6 @@ def blank(number: int, cuts: Sequence[int] = ()) -> PageIO:
     return blank_page(label(number), PAGE_BYTES, cuts)
 
 
-@pytest.mark.parametrize("cuts", CUTTINGS)
-def test_a_flip_at_the_edge_of_any_piece_is_found_counted_and_removed(
-    kind: StoreKind, root: Path, cuts: Sequence[int]
-) -> None:
-    with closing(VerifiedStorage(kind.open(root))) as storage:
-        page, found = sealed(1), blank(1, cuts)
-        for count, edge in enumerate(EDGES, 1):
-            page.buffers[0][edge] ^= 0x10
-            assert storage.put([page], Level.CACHED) == [Answer.STORED]
-            assert storage.get([found]) == [Answer.FLAWED]
-            assert sum(storage.flaws_count.values()) == count
-            assert storage.exists([page.label]) == [Answer.MISS]
-            page.buffers[0][edge] ^= 0x10
-        assert storage.put([page], Level.CACHED) == [Answer.STORED]
-        assert storage.get([found]) == [Answer.HIT]
-        assert bytes_of(found) == bytes_of(page)
-
-
-def test_a_page_of_12_mib_is_read_in_pieces_as_large_as_they_are(
-    kind: StoreKind, root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.undo()
-    page_bytes = (12 << 20) + HEADER_BYTES
-    with closing(VerifiedStorage(kind.open(root))) as storage:
-        page = sealed_page(label(1), page_bytes, (HEADER_BYTES, 5 << 20))
-        storage.put([page], Level.CACHED)
-        found = blank_page(label(1), page_bytes, (HEADER_BYTES, 7 << 20))
-        assert storage.get([found]) == [Answer.HIT]
-        assert bytes_of(found) == bytes_of(page)
-
-
 @pytest.mark.parametrize("kept_bytes", [0, 1, HEADER_BYTES, PIECE_BYTES, PAGE_BYTES - 1, PAGE_BYTES + 1])
 def test_an_object_that_ends_within_any_piece_or_after_the_last_is_flawed(root: Path, kept_bytes: int) -> None:
     with closing(VerifiedStorage(StoreKind.FILE.open(root))) as storage:
@@ -87,15 +49,6 @@ def test_an_object_that_ends_within_any_piece_or_after_the_last_is_flawed(root: 
             file.truncate(kept_bytes)
         assert storage.get([blank(1)]) == [Answer.FLAWED]
         assert storage.exists([label(1)]) == [Answer.MISS]
-
-
-def test_a_packed_file_that_ends_within_a_piece_gives_no_page(root: Path) -> None:
-    with closing(VerifiedStorage(StoreKind.PACKED.open(root))) as storage:
-        storage.put([sealed(1)], Level.CACHED)
-        (path,) = root.rglob("*.pack")
-        with path.open("r+b") as file:
-            file.truncate(path.stat().st_size - 2 * PIECE_BYTES)
-        assert storage.get([blank(1)]) == [Answer.FLAWED]
 
 
 def test_a_page_that_is_read_again_after_a_fault_is_added_again(kind: StoreKind, root: Path) -> None:
@@ -110,15 +63,6 @@ def test_a_page_that_is_read_again_after_a_fault_is_added_again(kind: StoreKind,
             assert bytes_of(found) == bytes_of(sealed(1))
         assert again.retries_count == PAGE_BYTES // PIECE_BYTES
         assert storage.flaws_count == {}
-
-
-def test_a_wrapper_that_damages_what_was_read_is_found_out(kind: StoreKind, root: Path) -> None:
-    damaged = ScriptedFaults({2: StorageFault.FLIPPED_BIT})
-    faulty = ScriptedStorage(kind.open(root), damaged, random.Random(1))
-    with closing(VerifiedStorage(faulty)) as storage:
-        storage.put([sealed(1)], Level.CACHED)
-        assert storage.get([blank(1)]) == [Answer.HIT]
-        assert storage.get([blank(1)]) == [Answer.FLAWED]
 
 
 def test_a_checksum_that_the_caller_made_is_not_believed() -> None:

@@ -150,15 +150,6 @@ def test_a_bad_block_does_not_block_a_put_of_its_page(level: Level, call: str, r
         assert path_of(root, label(1)).stat().st_ino != before
 
 
-def test_times_of_use_in_a_directory_that_cannot_be_listed_raise(root: Path) -> None:
-    disk = FaultyDisk(only="listdir")
-    with closing(FileStorage.open(root, disk=disk)) as storage:
-        put(storage, [1])
-        disk.failing = range(1 << 30)
-        with pytest.raises(StorageError, match="cannot list"):
-            storage.used_between(label(1).identity)
-
-
 # Durability
 
 
@@ -176,35 +167,6 @@ class SyncLog(Disk):
     def rename(self, source: str, target: str, *, src_dir_fd: int, dst_dir_fd: int) -> None:  # type: ignore[override]
         self.events.append("rename")
         os.rename(source, target, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
-
-
-def test_durable_syncs_the_file_before_its_name_and_every_directory_before_the_answer(root: Path) -> None:
-    disk = SyncLog()
-    with closing(FileStorage.open(root, disk=disk)) as storage:
-        disk.events.clear()
-        put(storage, [1])
-        assert disk.events == ["rename"]
-        disk.events.clear()
-        fan = path_of(root, label(1)).parent
-        put(storage, [1], Level.DURABLE)
-        assert disk.events == ["file", str(fan), str(fan.parent), str(root)]
-        disk.events.clear()
-        put(storage, [2], Level.DURABLE)
-        assert disk.events == ["file", "rename", str(path_of(root, label(2)).parent), str(fan.parent), str(root)]
-
-
-def test_a_durable_batch_of_64_syncs_each_file_and_at_most_sixteen_directories_and_what_they_stand_in(
-    root: Path,
-) -> None:
-    disk = SyncLog()
-    with closing(FileStorage.open(root, disk=disk)) as storage:
-        disk.events.clear()
-        put(storage, range(64), Level.DURABLE)
-        assert disk.events.count("file") == 64
-        assert len(disk.events) - disk.events.count("rename") <= 64 + 16 + 2
-        disk.events.clear()
-        put(storage, range(64, 128), Level.DURABLE)
-        assert len(disk.events) - disk.events.count("rename") <= 64 + 16
 
 
 def test_a_directory_that_another_process_made_again_is_synced_by_its_name_again(root: Path) -> None:
@@ -230,16 +192,6 @@ def test_a_process_that_remembers_few_directories_stores_in_all_of_them(
     fans = {str(path_of(root, label(number)).parent) for number in range(40)}
     assert len(fans) > 1
     assert fans <= set(disk.events)
-
-
-def test_a_new_store_is_synced_with_every_directory_that_leads_to_it(root: Path) -> None:
-    disk = SyncLog()
-    FileStorage.open(root / "a" / "b", disk=disk).close()
-    assert [path for path in disk.events if path.startswith(str(root.parent))][:3] == [
-        str(root / "a"),
-        str(root),
-        str(root.parent),
-    ]
 
 
 # Listing

@@ -29,7 +29,7 @@ from tests.support.files import (
 )
 from tests.unit.storage_backends.conftest import CLOCK_START_NS
 from unified_cache.core.errors import StorageError
-from unified_cache.core.seal import FORMAT_VERSION, Flaw
+from unified_cache.core.seal import FORMAT_VERSION
 from unified_cache.storage_backends.directory.front import PAGES_WAITING_MAX, STAMP_GRAIN_NS, Clock
 from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.manifest import manifest_of
@@ -41,7 +41,6 @@ from unified_cache.testing.storage_contract import (
     OTHER_MODEL,
     PAGE_BYTES,
     blank_page,
-    bytes_of,
     label,
     sealed_page,
 )
@@ -133,19 +132,6 @@ def test_an_intruder_in_the_place_of_an_object_is_a_miss_is_cleared_away_blocks_
         assert (after.st_mtime_ns, after.st_ino, after.st_size) == (before.st_mtime_ns, before.st_ino, before.st_size)
 
 
-@pytest.mark.parametrize("change_bytes", [-1, 1])
-def test_a_file_of_another_length_is_a_miss_for_more_buffers_than_one_call_takes(
-    change_bytes: int, storage: FileStorage, root: Path
-) -> None:
-    named, page_bytes = label(1), 3000
-    every_byte = range(1, page_bytes)
-    assert storage.put([sealed_page(named, page_bytes)], Level.CACHED) == [Answer.STORED]
-    assert storage.get([blank_page(named, page_bytes, every_byte)]) == [Answer.HIT]
-    os.truncate(path_of(root, named), page_bytes + change_bytes)
-    assert storage.get([blank_page(named, page_bytes, every_byte)]) == [Answer.FLAWED]
-    assert storage.counts.foreign_count == 1
-
-
 def in_place_of(place: Path, bystander: Path, intrude: Intrude) -> None:
     """Put something in the place of a directory, which goes to the place of the bystander."""
     if place.exists():
@@ -211,17 +197,6 @@ def test_reads_are_stamped_together_when_the_grain_is_over(root: Path) -> None:
     assert stored[0] < second < first < now[0]
     assert third == stored[2]
     storage.close()
-
-
-def test_no_more_than_so_many_reads_wait_for_their_stamp(root: Path) -> None:
-    with closing(FileStorage.open(root, clock=lambda: CLOCK_START_NS)) as storage:
-        numbers = range(PAGES_WAITING_MAX + 1)
-        put(storage, numbers)
-        stored = times_of(root, numbers)
-        storage.get([blank_page(label(number)) for number in numbers[:-1]])
-        assert times_of(root, numbers) == stored
-        storage.get([blank_page(label(numbers[-1]))])
-        assert all(now > before for now, before in zip(times_of(root, numbers), stored, strict=True))
 
 
 def test_a_put_for_which_an_object_cannot_be_removed_is_declined_and_the_next_removes_others(
@@ -361,49 +336,12 @@ def test_objects_take_no_memory_of_the_process(root: Path) -> None:
 # Pages that rot, shrink or change places on disk, read through the verifying wrapper: misses, every one of them
 
 
-TRUNCATIONS = 64
-
-
 @pytest.fixture
 def verified(root: Path) -> Iterator[VerifiedStorage]:
     storage = VerifiedStorage(FileStorage.open(root))
     storage.put([sealed_page(label(number)) for number in range(3)], Level.CACHED)
     yield storage
     storage.close()
-
-
-def check_recovery(storage: VerifiedStorage, number: int) -> None:
-    """Check that a flawed page left nothing behind that keeps it from being stored again."""
-    assert storage.exists([label(number)]) == [Answer.MISS]
-    assert storage.put([sealed_page(label(number))], Level.CACHED) == [Answer.STORED]
-    assert hits(storage, [number]) == [True]
-
-
-def test_a_file_cut_anywhere_is_a_miss_whether_it_keeps_its_length_or_not(
-    verified: VerifiedStorage, root: Path
-) -> None:
-    whole = bytes_of(sealed_page(label(1)))
-    path = path_of(root, label(1))
-    for number in range(TRUNCATIONS):
-        cut = number * PAGE_BYTES // TRUNCATIONS
-        for torn in (whole[:cut], whole[:cut] + bytes(PAGE_BYTES - cut)):
-            path.write_bytes(torn)
-            assert hits(verified, [1]) == [False], (cut, len(torn))
-            check_recovery(verified, 1)
-
-
-def test_files_that_changed_places_are_misses_and_the_next_put_heals_them(
-    verified: VerifiedStorage, root: Path
-) -> None:
-    one, two = (path_of(root, label(number)) for number in (1, 2))
-    for _ in range(2):
-        one.rename(root / "aside")
-        two.rename(one)
-        (root / "aside").rename(two)
-        assert hits(verified, range(3)) == [True, False, False]
-        for number in (1, 2):
-            check_recovery(verified, number)
-    assert verified.flaws_count == {Flaw.FOREIGN: 4}
 
 
 @pytest.mark.parametrize("kind", ["foreign", "hard_link", "zeros", "sparse", "stale_format"])
