@@ -63,34 +63,29 @@ def asked(listener: MetricsListener, request: bytes) -> bytes:
         return b"".join(iter(lambda: connection.recv(65536), b""))
 
 
-def test_a_call_counts_by_status_time_and_bytes(registry: CollectorRegistry) -> None:
+def test_calls_and_pages_count_by_their_labels(registry: CollectorRegistry) -> None:
     metrics = metrics_in(registry)
     metrics.call_ended("Get", "acme", "OK", 0.002, 100, 5_000)
     metrics.call_ended("Get", "acme", "UNAVAILABLE", 0.2, 100, 0)
-
-    def value(name: str, **labels: str) -> float | None:
-        return registry.get_sample_value(f"{PREFIX}_{name}", labels)
-
-    assert value("calls_total", method="Get", tenant="acme", code="OK") == 1
-    assert value("calls_total", method="Get", tenant="acme", code="UNAVAILABLE") == 1
-    assert value("call_seconds_bucket", method="Get", le="0.0025") == 1
-    assert value("bytes_total", tenant="acme", direction="in") == 200
-
-
-def test_pages_count_by_pool_and_tenant(registry: CollectorRegistry) -> None:
-    metrics = metrics_in(registry)
-    metrics.pages_looked_up("acme", "kv", Answer.HIT, 4)
-    metrics.pages_looked_up("acme", "kv", Answer.MISS, 1)
-    metrics.pages_looked_up("acme", "kv", Answer.UNAVAILABLE, 2)
-    metrics.pages_put("acme", "kv", Answer.STORED, 4)
-    metrics.pages_put("acme", "kv", Answer.DECLINED, 5)
-    value = registry.get_sample_value
-    assert value(f"{PREFIX}_put_pages_total", {"pool": "kv", "result": "stored"}) == 4
-    assert value(f"{PREFIX}_put_pages_total", {"pool": "kv", "result": "declined"}) == 5
-    assert value(f"{PREFIX}_pages_total", {"pool": "kv", "result": "hit"}) == 4
-    assert value(f"{PREFIX}_pages_total", {"pool": "kv", "result": "miss"}) == 1
-    assert value(f"{PREFIX}_pages_total", {"pool": "kv", "result": "unavailable"}) == 2
-    assert value(f"{PREFIX}_tenant_pages_total", {"tenant": "acme", "result": "hit"}) == 4
+    for answer, count in ((Answer.HIT, 4), (Answer.MISS, 1), (Answer.UNAVAILABLE, 2)):
+        metrics.pages_looked_up("acme", "kv", answer, count)
+    for answer, count in ((Answer.STORED, 4), (Answer.DECLINED, 5)):
+        metrics.pages_put("acme", "kv", answer, count)
+    expected = {
+        ("calls_total", "method=Get", "tenant=acme", "code=OK"): 1,
+        ("calls_total", "method=Get", "tenant=acme", "code=UNAVAILABLE"): 1,
+        ("call_seconds_bucket", "method=Get", "le=0.0025"): 1,
+        ("bytes_total", "tenant=acme", "direction=in"): 200,
+        ("put_pages_total", "pool=kv", "result=stored"): 4,
+        ("put_pages_total", "pool=kv", "result=declined"): 5,
+        ("pages_total", "pool=kv", "result=hit"): 4,
+        ("pages_total", "pool=kv", "result=miss"): 1,
+        ("pages_total", "pool=kv", "result=unavailable"): 2,
+        ("tenant_pages_total", "tenant=acme", "result=hit"): 4,
+    }
+    for (name, *labels), value in expected.items():
+        found = registry.get_sample_value(f"{PREFIX}_{name}", dict(each.split("=") for each in labels))
+        assert found == value, (name, labels)
 
 
 @pytest.mark.threat("endless labels and log lines")

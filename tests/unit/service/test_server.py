@@ -189,18 +189,13 @@ def test_an_address_in_use_is_refused_and_nothing_is_left_open(server: RunningSe
 
 
 @pytest.mark.threat("other users of the machine")
-def test_a_socket_of_this_machine_is_for_its_owner_alone(tmp_path: Path) -> None:
-    path = tmp_path / "socket"
-    with running(listen=f"unix:{path}"), grpc.insecure_channel(f"unix:{path}") as channel:
-        assert path.stat().st_mode & 0o077 == 0
-        assert refusal(channel, Call.HELLO) is None
-
-
-@pytest.mark.threat("other users of the machine")
-def test_a_socket_has_one_server_who_goes_on_when_another_one_is_refused(tmp_path: Path) -> None:
+def test_a_socket_is_for_its_owner_alone_and_has_one_server_who_goes_on_when_another_one_is_refused(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "socket"
     listen = f"unix:{path}"
     with running(listen=listen):
+        assert path.stat().st_mode & 0o077 == 0
         with pytest.raises(ConfigError, match="found a server that holds it"), running(listen=listen):
             pass
         with grpc.insecure_channel(listen) as channel:
