@@ -108,8 +108,8 @@ def test_what_tenants_use_is_told_at_the_moment_of_asking(registry: CollectorReg
     slots = [scheduler.enter(tenant) for tenant in ("acme", "acme", "b", "c", "acme")]
     for slot in slots[:4]:
         assert slot is not None
-        assert slot.hold(10)
-        slot.wait(0)
+        assert scheduler.hold(slot, 10)
+        scheduler.wait(slot, 0)
     for tenant in ("acme", "b", "c"):
         usage.take(tenant, [sealed_page(label(1))])
 
@@ -124,7 +124,7 @@ def test_what_tenants_use_is_told_at_the_moment_of_asking(registry: CollectorReg
     assert value("stored_bytes", tenant=OTHER) == 2 * usage.held_bytes("b")
     for slot in slots:
         assert slot is not None
-        slot.leave()
+        scheduler.leave(slot)
     assert value("calls_in_flight", tenant="acme", state="waiting") is None
 
 

@@ -32,7 +32,7 @@ def entered(scheduler: FairScheduler, tenant: str) -> AdmissionSlot:
     """Let a call in, and have it wait for its turn."""
     slot = scheduler.enter(tenant)
     assert slot is not None
-    slot.wait(0)
+    scheduler.wait(slot, 0)
     return slot
 
 
@@ -98,15 +98,15 @@ def test_a_tenant_holds_at_most_its_calls_and_bytes_in_flight() -> None:
     scheduler = fair(calls_max=2, bytes_in_flight_max=100)
     first, second = entered(scheduler, "acme"), entered(scheduler, "acme")
     assert scheduler.enter("acme") is None
-    assert first.hold(60)
-    assert not second.hold(41)
-    assert second.hold(40)
-    assert entered(scheduler, "other").hold(100)
-    first.leave()
-    assert not second.hold(61)
-    assert second.hold(60)
-    second.leave()
-    assert not second.hold(1)
+    assert scheduler.hold(first, 60)
+    assert not scheduler.hold(second, 41)
+    assert scheduler.hold(second, 40)
+    assert scheduler.hold(entered(scheduler, "other"), 100)
+    scheduler.leave(first)
+    assert not scheduler.hold(second, 61)
+    assert scheduler.hold(second, 60)
+    scheduler.leave(second)
+    assert not scheduler.hold(second, 1)
     assert set(scheduler.by_tenant()) == {"other"}
 
 
@@ -114,14 +114,14 @@ def test_a_tenant_holds_at_most_its_calls_and_bytes_in_flight() -> None:
 def test_turns_go_to_the_tenant_with_the_fewest_calls_at_work() -> None:
     scheduler = fair(limits=Limits(tenant_running_max=2, shared_running_max=2))
     flood = [entered(scheduler, "flood") for _ in range(10)]
-    assert [slot.wait(0) for slot in flood] == [True] * 2 + [False] * 8
+    assert [scheduler.wait(slot, 0) for slot in flood] == [True] * 2 + [False] * 8
     late = entered(scheduler, "late")
-    assert not late.wait(0)
-    flood[0].leave()
-    assert late.wait(0)
-    assert not flood[2].wait(0)
-    flood[1].leave()
-    assert flood[2].wait(0)
+    assert not scheduler.wait(late, 0)
+    scheduler.leave(flood[0])
+    assert scheduler.wait(late, 0)
+    assert not scheduler.wait(flood[2], 0)
+    scheduler.leave(flood[1])
+    assert scheduler.wait(flood[2], 0)
 
 
 def test_among_equals_the_tenant_served_longest_ago_is_next() -> None:
@@ -131,7 +131,7 @@ def test_among_equals_the_tenant_served_longest_ago_is_next() -> None:
     while len(served) < 6:
         (running,) = [name for name, calls in scheduler.by_tenant().items() if calls.running_count]
         served.append(running)
-        slots[running].pop(0).leave()
+        scheduler.leave(slots[running].pop(0))
     assert served == ["a", "b", "c", "a", "b", "c"]
 
 
@@ -139,47 +139,47 @@ def test_a_tenant_alone_has_most_turns_and_every_second_while_another_is_active(
     clock = ManualClock()
     scheduler = fair(clock, Limits(tenant_running_max=4, shared_running_max=1))
     flood = [entered(scheduler, "flood") for _ in range(12)]
-    assert sum(slot.wait(0) for slot in flood) == 4
+    assert sum(scheduler.wait(slot, 0) for slot in flood) == 4
     quiet = [entered(scheduler, "quiet") for _ in range(2)]
     for slot in flood[:4]:
-        slot.leave()
-    assert [slot.wait(0) for slot in quiet] == [True, False]
-    assert not any(slot.wait(0) for slot in flood)
-    quiet[0].leave()
-    assert sum(slot.wait(0) for slot in flood) == 1
-    assert not quiet[1].wait(0)
-    flood[4].leave()
-    assert quiet[1].wait(0)
-    quiet[1].leave()
+        scheduler.leave(slot)
+    assert [scheduler.wait(slot, 0) for slot in quiet] == [True, False]
+    assert not any(scheduler.wait(slot, 0) for slot in flood)
+    scheduler.leave(quiet[0])
+    assert sum(scheduler.wait(slot, 0) for slot in flood) == 1
+    assert not scheduler.wait(quiet[1], 0)
+    scheduler.leave(flood[4])
+    assert scheduler.wait(quiet[1], 0)
+    scheduler.leave(quiet[1])
     clock.sleep(1.1)
     scheduler.recheck()
-    assert sum(slot.wait(0) for slot in flood) == 4
+    assert sum(scheduler.wait(slot, 0) for slot in flood) == 4
 
 
 def test_a_call_that_takes_long_keeps_nobody_waiting() -> None:
     clock = ManualClock()
     scheduler = fair(clock, Limits(shared_running_max=1, turn_hold_s=0.1))
     slow, quiet, fast = (entered(scheduler, tenant) for tenant in ("acme", "quiet", "acme"))
-    assert [slot.wait(0) for slot in (slow, quiet, fast)] == [True, False, False]
+    assert [scheduler.wait(slot, 0) for slot in (slow, quiet, fast)] == [True, False, False]
     clock.sleep(0.2)
     scheduler.recheck()
-    assert [slot.wait(0) for slot in (slow, quiet, fast)] == [True, True, False]
-    quiet.leave()
-    assert fast.wait(0)
+    assert [scheduler.wait(slot, 0) for slot in (slow, quiet, fast)] == [True, True, False]
+    scheduler.leave(quiet)
+    assert scheduler.wait(fast, 0)
 
 
 def test_a_call_that_gives_up_waiting_frees_its_place_and_one_at_work_goes_on() -> None:
     scheduler = fair(limits=Limits(tenant_running_max=1))
     running, waiting = entered(scheduler, "acme"), entered(scheduler, "acme")
-    running.give_up()
-    assert running.wait(0)
-    waiter = Thread(target=waiting.give_up)
+    scheduler.leave(running, unless_running=True)
+    assert scheduler.wait(running, 0)
+    waiter = Thread(target=scheduler.leave, args=(waiting,), kwargs={"unless_running": True})
     waiter.start()
-    assert not waiting.wait(WAIT_S)
+    assert not scheduler.wait(waiting, WAIT_S)
     waiter.join()
-    waiting.leave()
-    running.leave()
-    running.leave()
+    scheduler.leave(waiting)
+    scheduler.leave(running)
+    scheduler.leave(running)
     assert scheduler.by_tenant() == {}
     assert scheduler.wait_idle(0)
 
@@ -188,21 +188,21 @@ def test_administration_has_places_and_a_turn_whatever_its_tenant_has_in_flight(
     clock = ManualClock()
     scheduler = fair(clock, Limits(tenant_running_max=2), calls_max=3, bytes_in_flight_max=1)
     held = [entered(scheduler, "acme") for _ in range(3)]
-    assert held[0].hold(1)
+    assert scheduler.hold(held[0], 1)
     assert scheduler.enter("acme") is None
     asked = scheduler.enter("acme", administers=True)
     assert asked is not None
-    assert asked.hold(1)
+    assert scheduler.hold(asked, 1)
     clock.sleep(LIMITS.turn_hold_s)
-    assert asked.wait(0)
-    assert [slot.wait(0) for slot in held] == [True, True, False]
+    assert scheduler.wait(asked, 0)
+    assert [scheduler.wait(slot, 0) for slot in held] == [True, True, False]
     for slot in held:
-        slot.leave()
+        scheduler.leave(slot)
     assert not scheduler.wait_idle(0)
-    asked.leave()
+    scheduler.leave(asked)
     assert scheduler.wait_idle(0)
     alone = [entered(scheduler, "acme") for _ in range(2)]
-    assert [slot.wait(0) for slot in alone] == [True, True], "a look at the server makes no tenant slower"
+    assert [scheduler.wait(slot, 0) for slot in alone] == [True, True], "a look at the server makes no tenant slower"
 
 
 def test_calls_that_have_outlived_their_turn_hold_no_place() -> None:
@@ -212,8 +212,8 @@ def test_calls_that_have_outlived_their_turn_hold_no_place() -> None:
     for _ in slow:
         clock.sleep(0.1)
         scheduler.recheck()
-    assert all(slot.wait(0) for slot in slow)
-    assert entered(scheduler, "c").wait(0)
+    assert all(scheduler.wait(slot, 0) for slot in slow)
+    assert scheduler.wait(entered(scheduler, "c"), 0)
 
 
 @pytest.mark.threat("starving other tenants")
@@ -243,17 +243,17 @@ def test_places_and_turns_are_never_lost(seed: int) -> None:
             half_open += [] if entering is None else [entering]
         elif chosen < 0.75 and half_open:
             slot = half_open.pop(rng.randrange(len(half_open)))
-            slot.hold(rng.randint(0, 20))
-            slot.wait(0)
+            scheduler.hold(slot, rng.randint(0, 20))
+            scheduler.wait(slot, 0)
             queued.append(slot)
         elif half_open or queued:
             slots = rng.choice([each for each in (half_open, queued) if each])
             slot = slots.pop(rng.randrange(len(slots)))
-            slot.give_up() if rng.random() < 0.2 else None
-            slot.leave()
+            scheduler.leave(slot, unless_running=True) if rng.random() < 0.2 else None
+            scheduler.leave(slot)
         by_tenant = scheduler.by_tenant()
         running_count = sum(calls.running_count for calls in by_tenant.values())
-        assert sum(slot.wait(0) for slot in queued) == running_count
+        assert sum(scheduler.wait(slot, 0) for slot in queued) == running_count
         assert sum(calls.half_open_count for calls in by_tenant.values()) == len(half_open)
         assert len(half_open) + len(queued) < 12
         assert running_count <= limits.shared_running_max
@@ -264,5 +264,5 @@ def test_places_and_turns_are_never_lost(seed: int) -> None:
             # Nobody waits while a turn is free.
             assert not calls.waiting_count or running_count == 4 or calls.running_count == limits.tenant_running_max
     for slot in half_open + queued:
-        slot.leave()
+        scheduler.leave(slot)
     assert scheduler.by_tenant() == {}

@@ -42,13 +42,24 @@ class _State(Enum):
     LEFT = "left"
 
 
+@dataclass(slots=True, eq=False)
+class AdmissionSlot:
+    """The right of one call to be in flight: half open, waiting or running. The scheduler's to change."""
+
+    tenant: str
+    held_bytes: int = 0
+    state: _State = _State.HALF_OPEN
+    woken: Event | None = None
+    """Set once its turn has come or it has left, where it has to wait for that."""
+
+
 @dataclass(slots=True)
 class _Tenant:
     """Calls in flight of one tenant."""
 
     half_open_count: int = 0
-    waiting: deque["AdmissionSlot"] = field(default_factory=deque)
-    running: dict["AdmissionSlot", float] = field(default_factory=dict)
+    waiting: deque[AdmissionSlot] = field(default_factory=deque)
+    running: dict[AdmissionSlot, float] = field(default_factory=dict)
     """Start of each running call, in seconds; the first is the oldest."""
     bytes_count: int = 0
     served_last: int = 0
@@ -91,7 +102,7 @@ class FairScheduler:
         self._guard = Lock()
         self._idle = Condition(self._guard)
 
-    def enter(self, tenant: str, *, administers: bool = False) -> "AdmissionSlot | None":
+    def enter(self, tenant: str, *, administers: bool = False) -> AdmissionSlot | None:
         """Admit a call, half open; None where its tenant, or that one's administration, has as many as it may.
 
         The caller must ``leave`` with the slot in the end.
@@ -107,10 +118,10 @@ class FairScheduler:
             found.half_open_count += 1
             self._in_flight_count += 1
             self._record_active(tenant)
-            return AdmissionSlot(self, tenant)
+            return AdmissionSlot(tenant)
 
-    def hold(self, slot: "AdmissionSlot", count_bytes: int) -> bool:
-        """Count memory of a call, as ``AdmissionSlot.hold`` does."""
+    def hold(self, slot: AdmissionSlot, count_bytes: int) -> bool:
+        """Count memory that a call takes until it ends; False, and nothing counted, beyond what its tenant may."""
         with self._guard:
             if slot.state is _State.LEFT:
                 return False
@@ -121,8 +132,17 @@ class FairScheduler:
             slot.held_bytes += count_bytes
             return True
 
-    def queue(self, slot: "AdmissionSlot") -> None:
-        """Make a half-open call wait for its turn."""
+    def wait(self, slot: AdmissionSlot, timeout_s: float) -> bool:
+        """Wait at most ``timeout_s`` for a call's turn; False if it did not come in time."""
+        if slot.state is _State.HALF_OPEN:
+            self._queue(slot)
+        woken, waited_s = slot.woken, 0.0
+        while woken is not None and waited_s < timeout_s and not woken.wait(min(self.recheck_s, timeout_s - waited_s)):
+            waited_s += self.recheck_s
+            self.recheck()
+        return slot.state is _State.RUNNING
+
+    def _queue(self, slot: AdmissionSlot) -> None:
         with self._guard:
             if slot.state is not _State.HALF_OPEN:
                 return
@@ -148,8 +168,8 @@ class FairScheduler:
         with self._idle:
             return self._idle.wait_for(lambda: not self._tenants, timeout_s)
 
-    def leave(self, slot: "AdmissionSlot", *, unless_running: bool) -> None:
-        """End a call, as ``AdmissionSlot.leave`` and ``AdmissionSlot.give_up`` do."""
+    def leave(self, slot: AdmissionSlot, *, unless_running: bool = False) -> None:
+        """End a call, ``unless_running`` where its client has gone; the second time does nothing. From any thread."""
         with self._guard:
             if slot.state is _State.LEFT or (unless_running and slot.state is _State.RUNNING):
                 return
@@ -161,7 +181,7 @@ class FairScheduler:
         if slot.woken is not None:
             slot.woken.set()
 
-    def _release(self, slot: "AdmissionSlot") -> None:
+    def _release(self, slot: AdmissionSlot) -> None:
         tenant = self._tenants[slot.tenant]
         if slot.state is _State.RUNNING:
             del tenant.running[slot]
@@ -218,42 +238,3 @@ class FairScheduler:
             slot.state = _State.RUNNING
             if slot.woken is not None:
                 slot.woken.set()
-
-
-class AdmissionSlot:
-    """The right of one call to be in flight: half open, waiting or running."""
-
-    __slots__ = ("_scheduler", "held_bytes", "state", "tenant", "woken")
-
-    def __init__(self, scheduler: FairScheduler, tenant: str) -> None:
-        self._scheduler = scheduler
-        self.tenant = tenant
-        self.held_bytes = 0
-        self.state = _State.HALF_OPEN
-        self.woken: Event | None = None
-        """Set once its turn has come or it has left, where it has to wait for that."""
-
-    def hold(self, count_bytes: int) -> bool:
-        """Count memory that the call takes until it ends; False, and nothing counted, beyond what its tenant may."""
-        return self._scheduler.hold(self, count_bytes)
-
-    def wait(self, timeout_s: float) -> bool:
-        """Wait at most ``timeout_s`` for the call's turn; False if it did not come in time."""
-        self._scheduler.queue(self)
-        woken, waited_s = self.woken, 0.0
-        while (
-            woken is not None
-            and waited_s < timeout_s
-            and not woken.wait(min(self._scheduler.recheck_s, timeout_s - waited_s))
-        ):
-            waited_s += self._scheduler.recheck_s
-            self._scheduler.recheck()
-        return self.state is _State.RUNNING
-
-    def give_up(self) -> None:
-        """Leave unless the call runs, as when the client has gone. From any thread."""
-        self._scheduler.leave(self, unless_running=True)
-
-    def leave(self) -> None:
-        """End the call; the second time does nothing."""
-        self._scheduler.leave(self, unless_running=False)

@@ -7,6 +7,7 @@ import secrets
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from threading import Event, Lock, Thread
 from typing import NoReturn
 
@@ -169,10 +170,8 @@ class ServiceGate:
     ) -> None:
         """``caller_of`` returns the caller that the transport vouches for; None if there is none."""
         self.timeouts = timeouts
-        self.turn_s_max = scheduler.limits.turn_s_max
-        """Longest wait of a call for its turn."""
+        self.scheduler = scheduler
         self._caller_of = caller_of
-        self._scheduler = scheduler
         self._observer = observer
         self._closed = False
 
@@ -182,7 +181,7 @@ class ServiceGate:
 
     def wait_idle(self, timeout_s: float) -> bool:
         """Wait at most ``timeout_s`` for all admitted calls to end; return whether they have."""
-        return self._scheduler.wait_idle(timeout_s)
+        return self.scheduler.wait_idle(timeout_s)
 
     @contextmanager
     def admitted(self, method: Call, needs: Role, context: grpc.ServicerContext) -> Iterator["AdmittedCall"]:
@@ -198,11 +197,11 @@ class ServiceGate:
             caller = self._authenticated(method, context)
             self.check_role(caller, needs, method)
             administers = method in ADMINISTRATION and caller.role.includes(Role.ADMIN)
-            slot = self._scheduler.enter(caller.tenant, administers=administers)
+            slot = self.scheduler.enter(caller.tenant, administers=administers)
             if slot is None:
                 self.refuse(caller, method, "the tenant has as many calls in flight as it may")
             try:
-                if not context.add_callback(slot.give_up):
+                if not context.add_callback(partial(self.scheduler.leave, slot, unless_running=True)):
                     raise Refused(grpc.StatusCode.CANCELLED, "the client has gone")
                 call = AdmittedCall(context, self, caller, slot, method)
                 self.timeouts.watch(call)
@@ -210,7 +209,7 @@ class ServiceGate:
             finally:
                 if call is not None:
                     self.timeouts.over(call)
-                slot.leave()
+                self.scheduler.leave(slot)
             code = OK
         except grpc.RpcError:
             # The client went away, or the call was cut off: gRPC has answered.
@@ -313,13 +312,14 @@ class AdmittedCall(TimedCall):
 
     def hold(self, count_bytes: int) -> None:
         """Count memory that the call takes until it ends."""
-        if not self._slot.hold(count_bytes):
+        if not self._gate.scheduler.hold(self._slot, count_bytes):
             self._gate.refuse(self.caller, self._method, "the tenant has as many bytes in flight as it may")
 
     def _take_turn(self) -> None:
         remaining_s = self._context.time_remaining()
-        turn_s_max = self._gate.turn_s_max
-        if self._slot.wait(turn_s_max if remaining_s is None else min(turn_s_max, remaining_s)):
+        turn_s_max = self._limits.turn_s_max
+        wait_s = turn_s_max if remaining_s is None else min(turn_s_max, remaining_s)
+        if self._gate.scheduler.wait(self._slot, wait_s):
             return
         if not self._context.is_active():
             raise Refused(grpc.StatusCode.CANCELLED, "the client has gone")
