@@ -14,7 +14,6 @@ from tests.engines.vllm.faults import LogPath
 from tests.engines.vllm.installation import engine_python
 from tests.engines.vllm.real_model import OPTIONS, real_model, real_variables
 from tests.engines.vllm.server import running_server
-from tests.sources import ROOT
 from tests.support.cluster import ask
 from unified_cache.cli.main import run
 
@@ -63,7 +62,7 @@ def check_blocks_that_a_connector_mixes_up_are_found_and_a_sound_one_is_faithful
     lying.write_text("")
     variables = {**real_variables(), "LYING_FILE": str(lying)}
     found: dict[str, int] = {}
-    with running_server(server_command(lying_tier(tmp_path / "store")), variables, ROOT, log_path("server")) as server:
+    with running_server(server_command(lying_tier(tmp_path / "store")), variables, log_path("server")) as server:
         skipped = [word for name in SKIPPED for word in ("--skip", name)]
         for lie in ("", *LIES, ""):
             lying.write_text(lie)
@@ -78,7 +77,7 @@ def check_a_sound_server_is_never_called_unfaithful(has_tier: bool, log_path: Lo
     command = ["bash", "-c", RESTARTING, "restarting", *server_command(transfer)]
     beyond = "faithful" if has_tier else "cannot tell"
     expected = dict.fromkeys(IN_DEVICE, "faithful") | dict.fromkeys(BEYOND, beyond)
-    with running_server(command, real_variables(), ROOT, log_path("server")) as server:
+    with running_server(command, real_variables(), log_path("server")) as server:
         restart = f"bash -c 'child=$(pgrep -P {server.pid}) && kill $child && tail --pid=$child -f /dev/null'"
         for options in ((), ("--restart-command", restart)) if has_tier else ((),):
             said = ask("faithful", server.url, *ASKED, *options, "--json")

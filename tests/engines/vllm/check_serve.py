@@ -13,7 +13,6 @@ from tests.engines.vllm.faults import DEADLINE_S, LogPath, ModelPath
 from tests.engines.vllm.installation import engine_python
 from tests.engines.vllm.real_model import real_variables
 from tests.engines.vllm.server import VllmServer, running_server, write_tokenizer
-from tests.sources import ROOT
 from tests.support.cluster import ask
 from tests.support.vllm_document import COMMANDS, EXTRA, METRICS, launch_of
 
@@ -40,7 +39,7 @@ def launched(
     keys = {**CPU_SPEC, "cpu_bytes_to_use": HOST_BYTES, "deadline_s": DEADLINE_S}
     _, _, name, *options = launch_of(model, url=url, **keys)
     command = (str(engine_python()), "-m", "vllm.entrypoints.openai.api_server", "--model", name, *options)
-    return lambda name: running_server([*command, *SMALL, *ASKED], real_variables(), ROOT, log_path(name))
+    return lambda name: running_server([*command, *SMALL, *ASKED], real_variables(), log_path(name))
 
 
 def check_the_launch_line_serves_a_prompt_of_a_killed_server_from_the_store(

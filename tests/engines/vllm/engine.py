@@ -69,12 +69,61 @@ class EngineLeftovers:
     """Bounce buffers of ours that were not released."""
 
 
-class VllmEngine:
-    """A process with one engine in it."""
+class EngineGroup:
+    """A process group with an engine in it, and its log."""
 
     def __init__(self, process: subprocess.Popen[str], log: Path) -> None:
         self._process = process
         self.log = log
+
+    def kill(self) -> None:
+        """End all of its processes at once, as a power cut does."""
+        os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait(ANSWER_S)
+
+    def tail(self) -> str:
+        """Return the end of what the engine printed."""
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-60:])
+
+    def regions(self) -> list[Path]:
+        """Return the files of vLLM's host memory that its log names and that are there: a killed one leaves its."""
+        made = re.findall(r"Created mmap file (\S+)", self.log.read_text(errors="replace"))
+        return [Path(path) for path in made if Path(path).exists()]
+
+
+@contextmanager
+def running_group(
+    command: Sequence[str], variables: Mapping[str, str], log: Path, *, is_asked: bool = False
+) -> Iterator[subprocess.Popen[str]]:
+    """Run a command in a group of its own until the block ends; what it prints goes to the log.
+
+    One that ``is_asked`` reads commands, and prints answers and nothing else.
+    """
+    with (
+        log.open("w") as output,
+        subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE if is_asked else subprocess.DEVNULL,
+            stdout=subprocess.PIPE if is_asked else output,
+            stderr=output,
+            text=True,
+            env=variables,
+            cwd=ROOT,
+            start_new_session=True,
+        ) as process,
+    ):
+        group = EngineGroup(process, log)
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                group.kill()
+            for region in group.regions():
+                region.unlink()
+
+
+class VllmEngine(EngineGroup):
+    """A process with one engine in it."""
 
     def ask(self, do: str, **values: object) -> object:
         """Have the process do something and return its answer."""
@@ -98,12 +147,8 @@ class VllmEngine:
         answers = self.ask("generate", prompts=[list(prompt) for prompt in prompts], tokens=tokens)
         assert isinstance(answers, list)
         return [
-            EngineAnswer(
-                tuple(answer["tokens"]),
-                answer["cached"],
-                tuple(tuple((token, value) for token, value in position) for position in answer["logprobs"]),
-            )
-            for answer in answers
+            EngineAnswer(tuple(tokens), cached, tuple(tuple(map(tuple, position)) for position in logprobs))
+            for tokens, cached, logprobs in answers
         ]
 
     def completion(self, prompt: Sequence[int]) -> EngineAnswer:
@@ -133,19 +178,9 @@ class VllmEngine:
     def close(self) -> EngineLeftovers:
         """Shut the engine down."""
         answer = self.ask("close")
-        assert isinstance(answer, dict)
-        return EngineLeftovers(
-            answer["seconds"], tuple(answer["threads"]), tuple(answer["regions"]), answer["slab_bytes"]
-        )
-
-    def kill(self) -> None:
-        """End the process as a power cut does."""
-        os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait(ANSWER_S)
-
-    def tail(self) -> str:
-        """Return the end of what the engine printed."""
-        return "\n".join(self.log.read_text(errors="replace").splitlines()[-40:])
+        assert isinstance(answer, list)
+        seconds, threads, regions, slab_bytes = answer
+        return EngineLeftovers(seconds, tuple(threads), tuple(regions), slab_bytes)
 
 
 def connected(settings: Mapping[str, object], url: str) -> Mapping[str, object]:
@@ -191,21 +226,9 @@ def running_engine(
     family = MODELS[name]
     transfer = connected({**family.settings, **(settings or {})}, url) if url is not None else tiered(tiers)
     modules = (*family.runner, "tests.engines.vllm.engine_process")
-    command = [str(engine_python()), "-m", *modules]
-    environment = {**os.environ, **ENVIRONMENT, "PYTHONPATH": str(ROOT)}
-    with log.open("w") as output:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=output,
-            text=True,
-            env=environment,
-            cwd=ROOT,
-            start_new_session=True,
-        )
-    engine = VllmEngine(process, log)
-    try:
+    variables = {**os.environ, **ENVIRONMENT, "PYTHONPATH": str(ROOT)}
+    with running_group([str(engine_python()), "-m", *modules], variables, log, is_asked=True) as process:
+        engine = VllmEngine(process, log)
         engine.ask(
             "open",
             model=str(model),
@@ -219,21 +242,6 @@ def running_engine(
             },
         )
         yield engine
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait(ANSWER_S)
-        for stream in (process.stdin, process.stdout):
-            if stream is not None:
-                stream.close()
-        for region in made_regions(log):
-            region.unlink()
-
-
-def made_regions(log: Path) -> list[Path]:
-    """Return the files of vLLM's host memory that an engine's log names and that are there: a killed one leaves its."""
-    made = re.findall(r"Created mmap file (\S+)", log.read_text(errors="replace"))
-    return [Path(path) for path in made if Path(path).exists()]
 
 
 def prompt_of(length: int, seed: int) -> list[int]:

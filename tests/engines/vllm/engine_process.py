@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import IO, TypedDict
+from typing import IO
 
 from vllm import LLM, SamplingParams  # pyright: ignore[reportAttributeAccessIssue]
 from vllm.config import KVEventsConfig
@@ -28,14 +28,9 @@ EVENTS = "kv_events_config"
 """The one option that vLLM takes as no plain values."""
 
 
-class Generated(TypedDict):
-    """One completion."""
-
-    tokens: list[int]
-    cached: int
-    """Tokens of the prompt that were not computed."""
-    logprobs: list[list[tuple[int, float]]]
-    """By position, of the likeliest tokens, in the order of their ids."""
+Generated = tuple[list[int], int, list[list[tuple[int, float]]]]
+"""One completion: its tokens, how many of the prompt were not computed, and by position the logprobs of the likeliest
+tokens, in the order of their ids."""
 
 
 class EngineHost:
@@ -74,10 +69,10 @@ class EngineHost:
         sampling = SamplingParams(temperature=0.0, max_tokens=tokens, logprobs=5, ignore_eos=True, detokenize=False)
         outputs = self.llm.generate([{"prompt_token_ids": ids} for ids in prompts], sampling, use_tqdm=False)
         return [
-            Generated(
-                tokens=list(output.outputs[0].token_ids),
-                cached=output.num_cached_tokens,
-                logprobs=[
+            (
+                list(output.outputs[0].token_ids),
+                output.num_cached_tokens,
+                [
                     sorted((token, entry.logprob) for token, entry in position.items())
                     for position in output.outputs[0].logprobs
                 ],
@@ -116,17 +111,17 @@ class EngineHost:
                 values[f"{metric.name}{{{labels}}}"] = float(metric.value)
         return values
 
-    def close(self) -> dict[str, object]:
-        """Shut the engine down; tell how long that took, and what of it is left."""
+    def close(self) -> tuple[float, list[str], list[str], int]:
+        """Shut the engine down; return how long that took, and what of it is left: threads, regions, bytes of ours."""
         started_s = time.monotonic()
         self.llm.llm_engine.engine_core.shutdown()
         self._llm = None
-        return {
-            "seconds": time.monotonic() - started_s,
-            "threads": [thread.name for thread in threading.enumerate() if thread.name.startswith("unified-cache")],
-            "regions": [str(path) for path in REGIONS.glob("vllm_offload_*") if _is_mapped(path)],
-            "slab_bytes": sum(len(each.whole) for each in gc.get_objects() if type(each) is BounceMemory),
-        }
+        return (
+            time.monotonic() - started_s,
+            [thread.name for thread in threading.enumerate() if thread.name.startswith("unified-cache")],
+            [str(path) for path in REGIONS.glob("vllm_offload_*") if _is_mapped(path)],
+            sum(len(each.whole) for each in gc.get_objects() if type(each) is BounceMemory),
+        )
 
 
 def _is_mapped(path: Path) -> bool:

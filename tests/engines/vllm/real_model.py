@@ -86,5 +86,5 @@ def serving(log: Path, url: str) -> Iterator[VllmServer]:
     transfer = connected({"on_reset": "keep", "cpu_bytes_to_use": HOST_BYTES}, url)
     command = [str(engine_python()), "-m", "vllm.entrypoints.openai.api_server", "--model", str(real_model())]
     command += [*OPTIONS, "--kv-transfer-config", json.dumps(transfer)]
-    with running_server(command, real_variables(), ROOT, log) as each:
+    with running_server(command, real_variables(), log) as each:
         yield each

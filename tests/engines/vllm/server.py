@@ -1,8 +1,6 @@
 """vLLM as a server: an API process with its engine core in another one, asked over HTTP."""
 
 import json
-import os
-import signal
 import socket
 import subprocess
 import time
@@ -15,7 +13,7 @@ from urllib.request import Request, urlopen
 from prometheus_client.parser import text_string_to_metric_families
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from tests.engines.vllm.engine import EngineAnswer, made_regions
+from tests.engines.vllm.engine import EngineAnswer, EngineGroup, running_group
 from tests.engines.vllm.models import TOKENS
 
 START_S = 900.0
@@ -32,23 +30,13 @@ class SaidWords(NamedTuple):
     """Tokens of the prompt that were not computed."""
 
 
-class VllmServer:
-    """A server that listens at a port of this machine, in a process group of its own."""
+class VllmServer(EngineGroup):
+    """An API process with its engine core, and the port of this machine that it listens at."""
 
-    def __init__(self, process: subprocess.Popen[bytes], port: int, log: Path) -> None:
-        self._process = process
-        self._port = port
-        self.log = log
-
-    @property
-    def url(self) -> str:
-        """Where it listens."""
-        return f"http://127.0.0.1:{self._port}"
-
-    @property
-    def pid(self) -> int:
-        """Number of the process that was started."""
-        return self._process.pid
+    def __init__(self, process: subprocess.Popen[str], port: int, log: Path) -> None:
+        super().__init__(process, log)
+        self.url = f"http://127.0.0.1:{port}"
+        self.pid = process.pid
 
     def wait_until_ready(self) -> None:
         """Wait until the server answers."""
@@ -125,25 +113,12 @@ class VllmServer:
         """Drop what the device and host memory cache; for a server in vLLM's development mode."""
         self._ask("/reset_prefix_cache?reset_external=true", {})
 
-    def regions(self) -> list[Path]:
-        """Return the files of host memory that the engine has made, and that are there."""
-        return made_regions(self.log)
-
-    def kill(self) -> None:
-        """End the API process and the engine core at once, as a power cut does."""
-        os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait(START_S)
-
     def stop(self) -> float:
         """Ask the server to end, as a service manager does; return for how many seconds that took."""
         started_s = time.monotonic()
         self._process.terminate()
         self._process.wait(START_S)
         return time.monotonic() - started_s
-
-    def tail(self) -> str:
-        """Return the end of what the server printed."""
-        return "\n".join(self.log.read_text(errors="replace").splitlines()[-60:])
 
     def _events(self, prompt: Sequence[int], salt: str, tokens: int) -> Generator[dict[str, Any], None, None]:
         """Yield what the server streams of a completion."""
@@ -169,38 +144,22 @@ class VllmServer:
 
     def _request(self, path: str, body: object) -> Request:
         return Request(
-            f"http://127.0.0.1:{self._port}{path}",
+            f"{self.url}{path}",
             data=None if body is None else json.dumps(body).encode(),
             headers={"Content-Type": "application/json"},
         )
 
 
 @contextmanager
-def running_server(
-    command: Sequence[str], variables: Mapping[str, str], directory: Path, log: Path
-) -> Iterator[VllmServer]:
+def running_server(command: Sequence[str], variables: Mapping[str, str], log: Path) -> Iterator[VllmServer]:
     """Run a server with this command until the block ends; it is given a free port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    with log.open("w") as output:
-        process = subprocess.Popen(
-            [*command, "--host", "127.0.0.1", "--port", str(port)],
-            stdout=output,
-            stderr=output,
-            env=dict(variables),
-            cwd=directory,
-            start_new_session=True,
-        )
-    server = VllmServer(process, port, log)
-    try:
+    with running_group([*command, "--host", "127.0.0.1", "--port", str(port)], variables, log) as process:
+        server = VllmServer(process, port, log)
         server.wait_until_ready()
         yield server
-    finally:
-        if process.poll() is None:
-            server.kill()
-        for region in server.regions():
-            region.unlink()
 
 
 def write_tokenizer(model: Path) -> None:
