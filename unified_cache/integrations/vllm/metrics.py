@@ -3,7 +3,7 @@
 vLLM asks for the increase since the last time, and sums it in its front end, which may be another process.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from unified_cache.integrations.engine_store import EngineStoreCounts
@@ -72,21 +72,23 @@ class TierFigures:
     def readings(self, tier: TierCounts, store: EngineStoreCounts) -> list[Reading]:
         """Return what changed since the last call; gauges that are as they were are left out."""
         changed: list[Reading] = []
-        for figure, labels, value in _totals(tier, store):
-            before = self._read.get((figure.name, labels), 0.0)
-            if value == before and (not figure.is_gauge or (figure.name, labels) in self._read):
-                continue
-            self._read[figure.name, labels] = value
-            changed.append(Reading(figure, labels, value if figure.is_gauge else value - before))
+        for name, totals in _totals(tier, store).items():
+            figure = _FIGURES[name]
+            for labels, total in totals.items():
+                before = self._read.get((name, labels))
+                if total != before and (total or figure.is_gauge):
+                    self._read[name, labels] = total
+                    changed.append(Reading(figure, labels, float(total - (0 if figure.is_gauge else before or 0))))
         return changed
 
 
-def _totals(tier: TierCounts, store: EngineStoreCounts) -> Iterator[Reading]:
+def _totals(tier: TierCounts, store: EngineStoreCounts) -> Mapping[str, Mapping[tuple[str, ...], float]]:
+    """Return every figure now, by its name after the prefix and its labels."""
     loaded = {answer: count for (method, answer), count in store.answers.items() if method is Method.GET}
     stored = {answer: count for (method, answer), count in store.answers.items() if method is Method.PUT}
     if tier.dropped_count:
         stored[Answer.UNAVAILABLE] = stored.get(Answer.UNAVAILABLE, 0) + tier.dropped_count
-    counted: dict[str, Mapping[tuple[str, ...], float]] = {
+    return {
         "lookup_chunks": {(answer.value,): count for answer, count in list(tier.looked_up.items())},
         "load_chunks": {(str(answer.value),): count for answer, count in loaded.items()},
         "store_chunks": {(str(answer.value),): count for answer, count in stored.items()},
@@ -101,6 +103,3 @@ def _totals(tier: TierCounts, store: EngineStoreCounts) -> Iterator[Reading]:
         "breaker_open": {(): store.breaker is not BreakerState.CLOSED},
         "registered": {(): store.is_registered},
     }
-    for name, values in counted.items():
-        for labels, value in values.items():
-            yield Reading(_FIGURES[name], labels, float(value))
