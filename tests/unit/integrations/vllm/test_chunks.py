@@ -150,43 +150,29 @@ def test_a_damaged_chunk_is_a_miss_while_the_request_lives_and_is_stored_again(
     assert found(tier, "c") == [Answer.HIT] * 4
 
 
-def test_chunks_that_the_store_was_away_for_are_wanted_again_when_it_is_back(
-    memory: HostMemory, opened: Opened
+@pytest.mark.parametrize("end", ["stored again", "host memory has others", "reset", "paused"])
+def test_chunks_that_the_store_was_away_for_are_wanted_again_until_it_has_them_or_nobody(
+    end: str, memory: HostMemory, opened: Opened
 ) -> None:
     store = ScriptedStorage()
     tier = opened(store)
-    store.failing = {Method.PUT}
     assert not tier.wants_old_chunks
+    store.failing = {Method.PUT}
     assert stored(tier, memory).failed == KEYS
     assert tier.wants_old_chunks
+    if end == "paused":
+        for _ in range(1, GuardConfig().breaker_failures_max):
+            stored(tier, memory)
+        assert tier.store_counts().breaker is BreakerState.OPEN
     store.failing = set()
-    assert stored(tier, memory).moved == KEYS
-    assert not tier.wants_old_chunks
-
-
-def test_chunks_that_host_memory_has_no_more_are_wanted_no_more(memory: HostMemory, opened: Opened) -> None:
-    store = ScriptedStorage()
-    tier = opened(store)
-    store.failing = {Method.PUT}
-    stored(tier, memory)
-    store.failing = set()
-    for job in range(1, ROWS // 4 + 2):
-        assert tier.wants_old_chunks
-        stored(tier, memory, range(100 * job, 100 * job + 4))
-    assert not tier.wants_old_chunks
-
-
-def test_nothing_is_wanted_after_a_reset_or_of_a_store_that_is_left_alone(memory: HostMemory, opened: Opened) -> None:
-    store = ScriptedStorage()
-    tier = opened(store)
-    store.failing = {Method.PUT}
-    stored(tier, memory)
-    assert tier.wants_old_chunks
-    tier.drain()
-    assert not tier.wants_old_chunks
-    for _ in range(1, GuardConfig().breaker_failures_max):
-        stored(tier, memory)
-    assert tier.store_counts().breaker is BreakerState.OPEN
+    if end == "stored again":
+        assert stored(tier, memory).moved == KEYS
+    elif end == "host memory has others":
+        for job in range(1, ROWS // 4 + 2):
+            assert tier.wants_old_chunks
+            stored(tier, memory, range(100 * job, 100 * job + 4))
+    elif end == "reset":
+        tier.drain()
     assert not tier.wants_old_chunks
 
 
@@ -238,8 +224,10 @@ def test_figures_are_what_was_added_since_the_reading_before(
     assert first["vllm:unified_cache_store_bytes",] == 4 * ROW.payload_bytes
     assert first["vllm:unified_cache_registered",] == 1
     assert read() == {}
-    found(tier, "a")
-    assert read() == {("vllm:unified_cache_lookup_chunks", "hit"): 4}
+    for request in ("a", "b"):
+        found(tier, request)
+        tier.request_ended(request)
+        assert read() == {("vllm:unified_cache_lookup_chunks", "hit"): 4}
     damage(tmp_path, 1)
     loaded(tier)
     assert read() == {
