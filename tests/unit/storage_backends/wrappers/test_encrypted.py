@@ -1,7 +1,6 @@
 """Encrypted stores: nothing of a page can be read in one, and nothing that was made without its key is a hit."""
 
 import logging
-import os
 import random
 import re
 import time
@@ -422,12 +421,6 @@ def test_a_file_of_keys_that_others_may_read_or_the_group_may_write_is_refused(m
     path.chmod(mode)
     with pytest.raises(ConfigError, match="kept from others"):
         open_storage(f"memory:#keys=file:{path}")
-
-
-def test_a_pipe_in_the_place_of_a_file_of_keys_is_refused_and_not_waited_for(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "keys", 0o600)
-    with pytest.raises(ConfigError, match="regular file"):
-        open_storage(f"memory:#keys=file:{tmp_path / 'keys'}")
 
 
 def test_each_identity_s_pages_are_read_by_who_has_opened_no_other_s(tmp_path: Path) -> None:
