@@ -26,6 +26,9 @@ from tests.support.offline import LAYOUTS, PAGE_SIZE, PAGES, TOY, fill, flip, op
 from tests.support.running_service import running
 from tests.support.toy_completions import toy_server
 from unified_cache.core.page import Namespace, Prompt
+from unified_cache.core.pool import Component, Identity, ModelLayout, PoolSpec
+from unified_cache.core.window import SPAN_ALL, SPAN_UNKNOWN
+from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.url import open_storage
 from unified_cache.testing.storage_contract import listing
 
@@ -38,6 +41,21 @@ SERVICE = "grpc://SERVICE"
 COMPLETIONS = "http://SERVICE"
 TOKENS = {name: list(range(first, first + PAGES * PAGE_SIZE)) for name, first in (("one", 0), ("two", 5000))}
 REQUEST = '{"timestamp": 0, "input_length": 600, "output_length": 1, "hash_ids": [1, 2]}'
+
+SEVERAL_LAYOUT = ModelLayout(
+    PAGE_SIZE,
+    (
+        Component("full", SPAN_ALL, (PoolSpec("kv", 96),)),
+        Component("swa", SPAN_UNKNOWN, (PoolSpec("swa", 40),)),
+        Component("state", 1, (PoolSpec("state", 8),), page_size=2),
+    ),
+)
+SEVERAL = (
+    Identity("/models/a", facts=(("hash", "sha256"), ("weights", "77"))),
+    Identity("another", "2", "float8_e4m3", facts=(("hash", "sha256"), ("weights", "77"))),
+    Identity("/models/b", facts=(("weights", "77"),)),
+)
+"""Identities of one store; each is told from the most similar one before it."""
 
 FILES: Mapping[str, str] = {
     "prompts.jsonl": "\n".join(map(json.dumps, TOKENS.values())),
@@ -97,6 +115,9 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with closing(open_store("file", path / "incomplete")) as storage:
         last = prompts[0].keys[-1]
         storage.remove([each.label for each in listing(storage, digest) if each.label[1:] == (last, "toy1")])
+    with closing(open_store("file", path / "several")) as storage:
+        for identity in SEVERAL:
+            storage.register(manifest_of(identity, SEVERAL_LAYOUT), {})
     (path / "unnamed" / digest.hex() / "manifest.json").unlink()
     (path / "trace.jsonl.gz").symlink_to(ROOT / "traces" / "mooncake_conversation_1000.jsonl.gz")
     for name, text in FILES.items():
