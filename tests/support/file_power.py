@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.support.files import outcome_of
-from unified_cache.storage_backends.directory.disk import Disk
+from unified_cache.storage_backends.directory.disk import Disk, sync_outcome
 from unified_cache.testing.storage_contract import LAYOUT, MODEL
 
 BLOCK_BYTES = 4096
@@ -183,7 +182,7 @@ class PowerDisk(Disk):
 
     def fsync_each(self, fds: Sequence[int]) -> list[OSError | None]:
         """Note the same of each, one after the other."""
-        return [outcome_of(self.fsync, fd) for fd in fds]
+        return [sync_outcome(self, fd) for fd in fds]
 
     def _fails(self, path: Path, *, is_directory: bool) -> bool:
         """Count a sync of what holds pages; tell whether it is to fail."""

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from unified_cache.core.seal import Label
-from unified_cache.storage_backends.directory.disk import Disk
+from unified_cache.storage_backends.directory.disk import Disk, sync_outcome
 from unified_cache.storage_backends.protocol import Level, PageIO, Store
 from unified_cache.testing.storage_contract import blank_page, bytes_of, label, sealed_page
 
@@ -163,15 +163,6 @@ class DiskFault(Enum):
     """It moves half of what it was asked to; calls that move no bytes are right."""
 
 
-def outcome_of(sync: Callable[[int], None], fd: int) -> OSError | None:
-    """Sync a file; return what went wrong."""
-    try:
-        sync(fd)
-    except OSError as error:
-        return error
-    return None
-
-
 class FaultyDisk(Disk):
     """A disk that counts its calls, and on which those of some numbers go wrong.
 
@@ -188,7 +179,7 @@ class FaultyDisk(Disk):
             if not name.startswith("_"):
                 vars(self)[name] = partial(self._call, name, getattr(self, name))
         # One after the other, and each counted, so that the same call has the same number in every run.
-        vars(self)["fsync_each"] = lambda fds: [outcome_of(self.fsync, fd) for fd in fds]
+        vars(self)["fsync_each"] = lambda fds: [sync_outcome(self, fd) for fd in fds]
 
     def _call(self, name: str, right: Callable[..., object], *given: object, **named: object) -> object:
         """Make one call, or have it go wrong."""

@@ -348,6 +348,11 @@ class DirectoryStorage(DirectoryReader):
             return disk_bytes(self._disk, self._root_fd)
 
     @property
+    def counts(self) -> StoreCounts:
+        """Counts since the store was opened; a copy."""
+        return StoreCounts(self._evicted_count(), self._root.declines.count, self._root.foreign_count)
+
+    @property
     def decline_reason(self) -> str:
         """Reason of the last decline; empty if there was none."""
         return self._root.declines.reason
@@ -400,6 +405,10 @@ class DirectoryStorage(DirectoryReader):
             self._stamp(self._stamps.take())
             self._let_go()
             self._root.close()
+
+    @abstractmethod
+    def _evicted_count(self) -> int:
+        """Return how many objects were removed to make room."""
 
     @abstractmethod
     def _evict_for_fault(self, pages: Sequence[PageIO]) -> bool:

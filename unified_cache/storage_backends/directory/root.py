@@ -131,6 +131,8 @@ class StoreRoot:
         self.fd = fd
         self.restored_count = 0
         """How often something of ours was found to be removed, and made again."""
+        self.foreign_count = 0
+        """Links, FIFOs, directories and files of another length that stood in the place of ours."""
         self.format = expected
         self.declines = Declines(path)
         self._new_writer = new_writer
@@ -215,6 +217,33 @@ class StoreRoot:
             _claim_root(self.disk, self.path, fd, self.format, self._new_writer())
             self.disk.dup2(fd, self.fd, inheritable=False)
         self.restored_count += 1
+
+    def record_foreign(self) -> None:
+        """Count one foreign file, which the next put replaces as it is."""
+        with self._guard:
+            self.foreign_count += 1
+
+    def clear_foreign(self, path: str, object_bytes: int) -> None:
+        """Take away what stands under a name unless it is an object of that length after all.
+
+        It is moved aside first, so a put of the object meanwhile loses nothing: what was moved is looked at again,
+        and a whole object goes back.
+        """
+        self.record_foreign()
+        disk, aside = self.disk, self.new_temp()
+        try:
+            disk.rename(path, aside, src_dir_fd=self.fd, dst_dir_fd=self.writer_fd)
+        except OSError:
+            return  # It is gone, or it stays: a put says so.
+        with suppress(OSError):
+            status = disk.stat(aside, dir_fd=self.writer_fd, follow_symlinks=False)
+            if is_whole(status.st_mode, status.st_size, object_bytes):
+                disk.rename(aside, path, src_dir_fd=self.writer_fd, dst_dir_fd=self.fd)
+                return
+        try:
+            disk.unlink(aside, dir_fd=self.writer_fd)
+        except OSError:
+            disk.rmtree(aside, ignore_errors=True, dir_fd=self.writer_fd)
 
     def close(self) -> None:
         """Remove the temp directory, give up its lock, close every descriptor."""
@@ -475,42 +504,6 @@ UNREADABLE = frozenset(
 )
 """Errors that say that one object cannot be read, not that none can: a bad block, a wrong owner. By name, for Linux
 alone has EUCLEAN."""
-
-
-class ForeignFiles:
-    """Clears away links, FIFOs, directories and files of another length. Thread-safe."""
-
-    def __init__(self, root: StoreRoot) -> None:
-        self._root = root
-        self.count = 0
-        self._guard = Lock()
-
-    def record(self) -> None:
-        """Count one that the next put replaces as it is."""
-        with self._guard:
-            self.count += 1
-
-    def clear(self, path: str, object_bytes: int) -> None:
-        """Take away what stands under a name in the root unless it is an object of that length after all.
-
-        It is moved aside first, so a put of the object meanwhile loses nothing: what was moved is looked at again,
-        and a whole object goes back.
-        """
-        self.record()
-        disk, aside = self._root.disk, self._root.new_temp()
-        try:
-            disk.rename(path, aside, src_dir_fd=self._root.fd, dst_dir_fd=self._root.writer_fd)
-        except OSError:
-            return  # It is gone, or it stays: a put says so.
-        with suppress(OSError):
-            status = disk.stat(aside, dir_fd=self._root.writer_fd, follow_symlinks=False)
-            if is_whole(status.st_mode, status.st_size, object_bytes):
-                disk.rename(aside, path, src_dir_fd=self._root.writer_fd, dst_dir_fd=self._root.fd)
-                return
-        try:
-            disk.unlink(aside, dir_fd=self._root.writer_fd)
-        except OSError:
-            disk.rmtree(aside, ignore_errors=True, dir_fd=self._root.writer_fd)
 
 
 def is_whole(mode: int, size_bytes: int, object_bytes: int) -> bool:

@@ -46,7 +46,6 @@ from unified_cache.storage_backends.directory.front import (
     Clock,
     DirectoryStorage,
     Stamps,
-    StoreCounts,
     check_limits,
     entered,
     is_read_alone,
@@ -57,7 +56,6 @@ from unified_cache.storage_backends.directory.root import (
     MARKER_NAME,
     NOT_A_FILE,
     UNREADABLE,
-    ForeignFiles,
     StoreRoot,
     foreign_in,
     identities_in,
@@ -97,9 +95,8 @@ class FileStorage(FilePages, DirectoryStorage):
 
     def __init__(self, root: StoreRoot, quota: FileQuota, stamps: Stamps) -> None:
         super().__init__(root, quota.removed, stamps)
-        self._foreign = ForeignFiles(root)
         self._quota = quota
-        self._page_writer = PageWriter(root, quota, self._foreign)
+        self._page_writer = PageWriter(root, quota)
 
     @classmethod
     def open(
@@ -147,16 +144,6 @@ class FileStorage(FilePages, DirectoryStorage):
         """Bytes that the objects of all processes take of the file system, summed up now. Linear in objects."""
         with self._calls, StorageFaults(f"cannot list the file store in {self._path}"):
             return self._quota.bytes_used()
-
-    @property
-    def counts(self) -> StoreCounts:
-        """Counts since the store was opened; a copy."""
-        quota = self._quota
-        return StoreCounts(
-            evicted_count=quota.evicted_count,
-            declined_count=self._root.declines.count,
-            foreign_count=self._foreign.count,
-        )
 
     def capability(self) -> Capability:
         """Return the abilities of this backend."""
@@ -218,7 +205,10 @@ class FileStorage(FilePages, DirectoryStorage):
         self._quota.use(labels, pages)
 
     def _clear_foreign(self, path: str, object_bytes: int) -> None:
-        self._foreign.clear(path, object_bytes)
+        self._root.clear_foreign(path, object_bytes)
+
+    def _evicted_count(self) -> int:
+        return self._quota.evicted_count
 
     def _evict_for_fault(self, pages: Sequence[PageIO]) -> bool:
         return self._quota.evict_for_fault(pages)
@@ -299,13 +289,12 @@ class _WriteBatch:
 class PageWriter:
     """Writes pages into the store of one process. Thread-safe."""
 
-    def __init__(self, root: StoreRoot, quota: FileQuota, foreign: ForeignFiles) -> None:
+    def __init__(self, root: StoreRoot, quota: FileQuota) -> None:
         self._root = root
         self._disk = root.disk
         self._made: dict[str, int] = {}
         """Directories that objects may be named in, with the inode of each whose own name survives a crash, or 0."""
         self._quota = quota
-        self._foreign = foreign
 
     def store(self, pages: Sequence[PageIO], stamp: int, *, durable: bool) -> list[bool]:
         """Store pages, the first stamped ``stamp``, each other one a nanosecond earlier; a fault leaves whole ones."""
@@ -425,12 +414,12 @@ class PageWriter:
         except OSError as error:
             if error.errno not in NOT_A_FILE | UNREADABLE:
                 raise
-            self._foreign.record()
+            self._root.record_foreign()
             return False
         try:
             status = disk.fstat(fd)
             if stat.S_ISDIR(status.st_mode):
-                self._foreign.clear(path, draft.stored.object_bytes)
+                self._root.clear_foreign(path, draft.stored.object_bytes)
                 return False
             is_sound = self._is_sound if durable else self._is_same
             if is_whole(status.st_mode, status.st_size, draft.stored.object_bytes) and is_sound(fd, draft.page):
@@ -444,7 +433,7 @@ class PageWriter:
         finally:
             close_quietly(disk, fd)
         # The rename will replace it.
-        self._foreign.record()
+        self._root.record_foreign()
         return False
 
     def _make_durable(self, fd: int, status: os.stat_result, directory: str) -> bool:

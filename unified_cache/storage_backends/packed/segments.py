@@ -19,7 +19,7 @@ from unified_cache.storage_backends.directory.disk import (
     close_quietly,
     is_distrusted,
 )
-from unified_cache.storage_backends.directory.root import NOT_A_FILE, UNREADABLE, ForeignFiles, StoreRoot, identities_in
+from unified_cache.storage_backends.directory.root import NOT_A_FILE, UNREADABLE, StoreRoot, identities_in
 from unified_cache.storage_backends.packed.segment import Segment, SegmentKey, SegmentSlot, by_segment, parse_file_name
 
 
@@ -126,8 +126,6 @@ class SegmentFiles:
     def __init__(self, root: StoreRoot) -> None:
         self._root = root
         self._disk = root.disk
-        self.foreign = ForeignFiles(root)
-        """Links, FIFOs and directories in the place of a file."""
         self._free: dict[SegmentKey, FreeSlots] = {}
         self._idle_bytes_max = IDLE_BYTES_MAX
         self._opened: WeakSet[Segment] = WeakSet()
@@ -288,12 +286,12 @@ class SegmentFiles:
             segment = self._adopt(fd, key, number)
             status = self._disk.fstat(fd)
             if not stat.S_ISREG(status.st_mode):
-                self.foreign.clear(_path_of(key, number), -1)
+                self._root.clear_foreign(_path_of(key, number), -1)
                 return []
             entries = segment.entries()
         except OSError as error:
             if error.errno in NOT_A_FILE:
-                self.foreign.clear(_path_of(key, number), -1)
+                self._root.clear_foreign(_path_of(key, number), -1)
             elif error.errno in UNREADABLE:
                 logger.warning("a file of pages cannot be read and is set aside: %s: %s", _path_of(key, number), error)
                 self.set_aside.append((key, number))

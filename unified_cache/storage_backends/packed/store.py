@@ -45,7 +45,6 @@ from unified_cache.storage_backends.directory.front import (
     DirectoryStorage,
     ReadOnlyStore,
     Stamps,
-    StoreCounts,
     check_limits,
     entered,
     is_read_alone,
@@ -158,15 +157,6 @@ class PackedStorage(DirectoryStorage):
         """Bytes that the objects in the store take, and those that are being written."""
         with self._calls:
             return self._index.lru.bytes_used
-
-    @property
-    def counts(self) -> StoreCounts:
-        """Counts since the store was opened; a copy."""
-        return StoreCounts(
-            evicted_count=self._index.evicted_count,
-            declined_count=self._root.declines.count,
-            foreign_count=self._segments.foreign.count,
-        )
 
     def capability(self) -> Capability:
         """Return the abilities of this backend."""
@@ -385,6 +375,9 @@ class PackedStorage(DirectoryStorage):
         slots = self._index.evict(short_bytes, frozenset(page.label for page in pages))
         self._free_quietly(slots)
         return bool(slots)
+
+    def _evicted_count(self) -> int:
+        return self._index.evicted_count
 
     def _evict_for_fault(self, pages: Sequence[PageIO]) -> bool:
         wanted_bytes = SPARE_BYTES + sum([taken_bytes(page_bytes(page)) for page in pages])
