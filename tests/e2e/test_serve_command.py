@@ -4,18 +4,14 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from threading import Event
 
 import grpc
 import pytest
 
 from tests.support.base_install import without_torch
 from tests.support.cluster import COMMAND, ServeProcess
-from tests.support.running_service import CALL_S, called, refusal
-from unified_cache.proto import service_pb2 as pb
+from tests.support.running_service import CALL_S, OpenPut, called, refusal
 from unified_cache.proto.wire import Call
 
 VARIABLE = "UNIFIED_CACHE_SERVE_"
@@ -26,38 +22,19 @@ def serving(directory: Path, *options: str, **variables: str) -> ServeProcess:
     return ServeProcess(*options, variables=settings)
 
 
-@contextmanager
-def put_under_way(server: ServeProcess) -> Iterator[Event]:
-    """Hold a put open until the event is set."""
-    go_on, begun = Event(), Event()
-
-    def messages() -> Iterator[bytes]:
-        begun.set()
-        go_on.wait(CALL_S)
-        yield pb.PutPart(start=pb.PutStart()).SerializeToString()
-
-    with grpc.insecure_channel(server.address) as channel:
-        called(channel, Call.HELLO)
-        put: grpc.StreamUnaryMultiCallable[bytes, bytes] = channel.stream_unary(Call.PUT.path)
-        answer = put.future(messages(), timeout=CALL_S)
-        assert begun.wait(CALL_S)
-        # It has been admitted once it is refused what a tenant with one call in flight is refused.
-        while refusal(channel, Call.HELLO) is None:
-            pass
-        yield go_on
-        go_on.set()
-        assert answer.code() is not None
-
-
 @pytest.mark.parametrize("twice", [False, True])
 def test_sigterm_lets_a_call_in_flight_end_and_then_ends_well_and_a_second_signal_stops_at_once(
     tmp_path: Path, twice: bool
 ) -> None:
     with (
         serving(tmp_path, QUOTA__CALLS_MAX="1") as server,
-        put_under_way(server) as go_on,
         grpc.insecure_channel(server.address) as channel,
     ):
+        called(channel, Call.HELLO)
+        under_way = OpenPut(channel)
+        # It has been admitted once it is refused what a tenant with one call in flight is refused.
+        while refusal(channel, Call.HELLO) is None:
+            pass
         server.child.send_signal(signal.SIGTERM)
         assert json.loads(server.log.readline())["kind"] == "over_quota"
         while (refused := refusal(channel, Call.HELLO)) is None or refused[0] is not grpc.StatusCode.UNAVAILABLE:
@@ -67,7 +44,7 @@ def test_sigterm_lets_a_call_in_flight_end_and_then_ends_well_and_a_second_signa
             server.child.send_signal(signal.SIGINT)
             assert server.child.wait(CALL_S) == 128 + signal.SIGINT
             return
-        go_on.set()
+        assert under_way.end() is grpc.StatusCode.OK
         status, kinds = server.ended()
         assert status == 0
         assert kinds[-1] == "stopped"

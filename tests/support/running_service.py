@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import StringIO
+from threading import Event
 from urllib.request import urlopen
 
 import grpc
@@ -81,6 +82,27 @@ def running(limits: Limits | None = None, **settings: object) -> Iterator[Runnin
         yield RunningService(service, stream, drain)
     finally:
         service.close()
+
+
+class OpenPut:
+    """A put that is under way until told to end."""
+
+    def __init__(self, channel: grpc.Channel, token: str | None = None) -> None:
+        self._go_on = Event()
+        put: grpc.StreamUnaryMultiCallable[bytes, bytes] = channel.stream_unary(Call.PUT.path)
+        metadata = () if token is None else (("authorization", f"Bearer {token}"),)
+        self._answer = put.future(self._messages(), timeout=CALL_S, metadata=metadata)
+
+    def _messages(self) -> Iterator[bytes]:
+        yield pb.PutPart(start=pb.PutStart()).SerializeToString()
+        self._go_on.wait(CALL_S)
+
+    def end(self) -> grpc.StatusCode:
+        """Let it end, and return its status."""
+        self._go_on.set()
+        code = self._answer.code()
+        assert isinstance(code, grpc.StatusCode)
+        return code
 
 
 def called(channel: grpc.Channel, call: Call, request: Message | None = None, token: str | None = None) -> bytes:

@@ -167,10 +167,14 @@ def test_a_file_that_cannot_be_written_is_refused_at_the_start_and_an_anomaly_la
     assert len(lines_in(file)) == 1
 
 
+def log_on(stream: StringIO, burst: int, every_s: float, clock: ManualClock | None = None) -> Log:
+    return Log(JsonLines.on(stream, lambda: 0.0), LogRateLimit(burst, every_s, clock or ManualClock()))
+
+
 @pytest.mark.threat("endless labels and log lines")
 def test_a_flood_of_hellos_and_refusals_is_counted_and_what_clears_or_ends_is_always_written() -> None:
     written, clock = StringIO(), ManualClock()
-    log = Log(JsonLines.on(written, lambda: 0.0), LogRateLimit(3, 1.0, clock))
+    log = log_on(written, 3, 1.0, clock)
     for _ in range(100):
         for each in (entry("Hello"), entry("Stats", outcome="PERMISSION_DENIED"), entry("Clear"), entry("Drain")):
             assert log.audited(each)
@@ -202,7 +206,7 @@ def lines(stream: StringIO) -> list[dict[str, object]]:
 
 def test_an_anomaly_is_one_line_of_json_whatever_its_text() -> None:
     stream = StringIO()
-    log = Log(JsonLines.on(stream, lambda: 0.0), LogRateLimit(5, 1.0, ManualClock()))
+    log = log_on(stream, 5, 1.0)
     log.anomaly("odd", 'a "quoted"\nsecond line\u2028\x00')
     assert stream.getvalue().isascii()
     (line,) = lines(stream)
@@ -216,7 +220,7 @@ def test_an_anomaly_is_one_line_of_json_whatever_its_text() -> None:
 
 def test_beyond_a_burst_one_line_of_a_kind_passes_now_and_then_and_says_how_many_did_not() -> None:
     stream, clock = StringIO(), ManualClock()
-    log = Log(JsonLines.on(stream, lambda: 0.0), LogRateLimit(2, 10.0, clock))
+    log = log_on(stream, 2, 10.0, clock)
     for _ in range(100):
         log.anomaly("flood", "x")
     log.anomaly("other", "y")
@@ -231,7 +235,7 @@ def test_beyond_a_burst_one_line_of_a_kind_passes_now_and_then_and_says_how_many
 @pytest.mark.threat("endless labels and log lines")
 def test_kinds_are_few_and_lines_are_short() -> None:
     stream = StringIO()
-    log = Log(JsonLines.on(stream, lambda: 0.0), LogRateLimit(1, 10.0, ManualClock()))
+    log = log_on(stream, 1, 10.0)
     for number in range(KINDS_MAX * 2):
         log.anomaly(f"kind {number}", "x" * 1_000_000)
     assert len(lines(stream)) == KINDS_MAX + 1
@@ -240,7 +244,7 @@ def test_kinds_are_few_and_lines_are_short() -> None:
 
 def test_a_kind_that_had_no_line_for_long_gives_its_place_to_a_new_one() -> None:
     stream, clock = StringIO(), ManualClock()
-    log = Log(JsonLines.on(stream, lambda: 0.0), LogRateLimit(1, 10.0, clock))
+    log = log_on(stream, 1, 10.0, clock)
     for first in (0, KINDS_MAX):
         for number in range(first, first + KINDS_MAX):
             log.anomaly(f"kind {number}", "x")
@@ -250,7 +254,7 @@ def test_a_kind_that_had_no_line_for_long_gives_its_place_to_a_new_one() -> None
 
 def test_a_stream_that_is_gone_stops_nobody() -> None:
     stream = StringIO()
-    log = Log(JsonLines.on(stream, lambda: 0.0), LogRateLimit(1, 10.0, ManualClock()))
+    log = log_on(stream, 1, 10.0)
     stream.close()
     log.anomaly("odd", "x")
     log.event("stopped", "x")

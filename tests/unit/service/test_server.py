@@ -19,7 +19,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc  # type:
 
 from tests.support.cluster import ServeProcess
 from tests.support.raw_http2 import RawConnection
-from tests.support.running_service import CALL_S, RunningService, called, refusal, running
+from tests.support.running_service import CALL_S, OpenPut, RunningService, called, refusal, running
 from tests.support.service import refused, wait_for
 from tests.support.service_settings import service_settings
 from tests.unit.service.test_requests import MANIFEST, key, run
@@ -49,25 +49,11 @@ def channel(server: RunningService) -> Iterator[grpc.Channel]:
         yield channel
 
 
-class OpenPut:
-    """A put that is under way until told to end."""
-
-    def __init__(self, server: RunningService, channel: grpc.Channel) -> None:
-        self._go_on = Event()
-        put: grpc.StreamUnaryMultiCallable[bytes, bytes] = channel.stream_unary(Call.PUT.path)
-        self._answer = put.future(self._messages(), timeout=CALL_S)
-        while not any(value and 'state="running"' in name for name, value in server.metrics().items()):
-            assert not self._answer.done()
-
-    def _messages(self) -> Iterator[bytes]:
-        yield pb.PutPart(start=pb.PutStart()).SerializeToString()
-        self._go_on.wait(CALL_S)
-
-    def end(self) -> grpc.StatusCode:
-        self._go_on.set()
-        code = self._answer.code()
-        assert isinstance(code, grpc.StatusCode)
-        return code
+def running_put(server: RunningService, channel: grpc.Channel) -> OpenPut:
+    """Begin a put, and wait until it runs."""
+    begun = OpenPut(channel)
+    wait_for(lambda: series(server, "calls_in_flight", state="running") == 1, CALL_S)
+    return begun
 
 
 def health_of(channel: grpc.Channel, service: str = "") -> int:
@@ -134,7 +120,7 @@ def test_a_message_of_zeros_that_arrives_small_costs_the_server_no_memory(tmp_pa
 
 def test_a_tenant_with_as_many_calls_as_it_may_is_refused_with_a_time_to_come_back() -> None:
     with running(quota={"calls_max": 1}) as server, grpc.insecure_channel(server.address) as channel:
-        under_way = OpenPut(server, channel)
+        under_way = running_put(server, channel)
         ask: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(Call.HELLO.path)
         with pytest.raises(grpc.RpcError) as refused:
             ask(b"", timeout=CALL_S)
@@ -148,7 +134,7 @@ def test_a_tenant_with_as_many_calls_as_it_may_is_refused_with_a_time_to_come_ba
 def test_a_call_whose_turn_does_not_come_is_refused() -> None:
     limits = Limits(tenant_running_max=1, turn_s_max=0.05)
     with running(limits) as server, grpc.insecure_channel(server.address) as channel:
-        under_way = OpenPut(server, channel)
+        under_way = running_put(server, channel)
         refused = refusal(channel, Call.HELLO)
         assert refused is not None
         assert refused[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -159,7 +145,7 @@ def test_a_call_whose_turn_does_not_come_is_refused() -> None:
 def test_a_drain_lets_what_is_in_flight_end_and_refuses_what_is_new(
     server: RunningService, channel: grpc.Channel
 ) -> None:
-    under_way = OpenPut(server, channel)
+    under_way = running_put(server, channel)
     finished: list[bool] = []
     draining = Thread(target=lambda: finished.append(server.service.drain(CALL_S)))
     draining.start()
@@ -175,7 +161,7 @@ def test_a_drain_lets_what_is_in_flight_end_and_refuses_what_is_new(
 
 
 def test_a_call_that_outlasts_the_grace_is_cut_off(server: RunningService, channel: grpc.Channel) -> None:
-    under_way = OpenPut(server, channel)
+    under_way = running_put(server, channel)
     assert not server.service.drain(0.01)
     assert under_way.end() is not grpc.StatusCode.OK
 
@@ -399,28 +385,15 @@ def test_a_call_that_its_client_ends_without_a_message_is_an_invalid_argument() 
 
 @pytest.mark.threat("starving other tenants")
 def test_two_tenants_slow_puts_leave_a_third_its_turn(tenants: TenantTokens) -> None:
-    stopped = Event()
-
-    def messages() -> Iterator[bytes]:
-        yield pb.PutPart(start=pb.PutStart()).SerializeToString()
-        stopped.wait(CALL_S)
-
-    limits = Limits(turn_s_max=2.0)
     with (
-        running(limits, access=tenants.access) as server,
+        running(Limits(turn_s_max=2.0), access=tenants.access) as server,
         grpc.insecure_channel(server.address) as channel,
     ):
-        put: grpc.StreamUnaryMultiCallable[bytes, bytes] = channel.stream_unary(Call.PUT.path)
-        slow = [
-            put.future(messages(), timeout=CALL_S, metadata=(("authorization", f"Bearer {tenants[name]}"),))
-            for name in ("flood", "second")
-            for _ in range(8)
-        ]
+        slow = [OpenPut(channel, tenants[name]) for name in ("flood", "second") for _ in range(8)]
         wait_for(lambda: series(server, "calls_in_flight", state="running") == len(slow), timeout_s=CALL_S)
         for _ in range(3):
             assert refusal(channel, Call.HELLO, token=tenants["quiet"]) is None
-        stopped.set()
-        assert {each.code() for each in slow} == {grpc.StatusCode.OK}
+        assert {each.end() for each in slow} == {grpc.StatusCode.OK}
 
 
 @pytest.mark.threat("idle connections")
