@@ -2,12 +2,11 @@
 
 import hashlib
 from pathlib import Path
-from urllib.request import urlopen
 
 import pytest
 
 from tests.support.cluster import ServeProcess
-from tests.support.running_service import CALL_S
+from tests.support.running_service import CALL_S, read_metrics
 from tests.support.service import wait_for
 from unified_cache.components import Full
 from unified_cache.core.pool import Identity, ModelLayout, PoolSpec
@@ -45,11 +44,8 @@ def listed_bytes(client: RemoteStorage) -> int:
 
 
 def figure(server: ServeProcess, name: str) -> float:
-    with urlopen(f"http://127.0.0.1:{server.metrics_port}/metrics", timeout=CALL_S) as answer:
-        lines = [
-            line for line in answer.read().decode().splitlines() if line.startswith(f"unified_cache_service_{name}")
-        ]
-    return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
+    found = read_metrics(server.metrics_port).items()
+    return sum(value for series, value in found if series.startswith(f"unified_cache_service_{name}"))
 
 
 def connected(server: ServeProcess) -> RemoteStorage:

@@ -19,13 +19,13 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from threading import Event, Lock, Thread
-from urllib.request import urlopen
 
 import psutil
 
 from tests.soak.faults import BadTimes
 from tests.sources import ROOT
 from tests.support.cluster import ServeProcess
+from tests.support.running_service import read_metrics
 from unified_cache.components import Full, SlidingWindow
 from unified_cache.core.errors import StorageError
 from unified_cache.core.pool import Identity, ModelLayout, PoolSpec
@@ -247,10 +247,10 @@ def _early_and_late(values: Sequence[int]) -> tuple[int, int]:
 
 def _faults(server: ServeProcess) -> dict[str, int]:
     """Read from its metrics the faults of a server's store."""
-    with urlopen(f"http://127.0.0.1:{server.metrics_port}/metrics", timeout=JOIN_S) as answer:
-        lines = answer.read().decode().splitlines()
-    series = (line.rsplit(" ", 1) for line in lines if line.startswith(FAULTS))
-    return {name.partition("unified_cache_")[2]: int(float(count)) for name, count in series if float(count)}
+    found = read_metrics(server.metrics_port).items()
+    return {
+        name.partition("unified_cache_")[2]: int(count) for name, count in found if name.startswith(FAULTS) and count
+    }
 
 
 def main(arguments: Sequence[str]) -> int:

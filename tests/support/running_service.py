@@ -59,9 +59,14 @@ class RunningService:
 
     def metrics(self) -> dict[str, float]:
         """Read every series over HTTP."""
-        with urlopen(f"http://127.0.0.1:{self.service.metrics_port}/metrics", timeout=CALL_S) as answer:
-            lines = answer.read().decode().splitlines()
-        return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines if line[0] != "#")}
+        return read_metrics(self.service.metrics_port)
+
+
+def read_metrics(port: int | None) -> dict[str, float]:
+    """Read every series of a server of this machine over HTTP."""
+    with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=CALL_S) as answer:
+        lines = answer.read().decode().splitlines()
+    return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines if line[0] != "#")}
 
 
 @contextmanager
