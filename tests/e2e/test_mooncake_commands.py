@@ -57,9 +57,8 @@ def test_the_library_logs_nothing_of_pages_that_are_not_there(cluster: LocalClus
     assert RECORD.findall(logged) == ["E"], logged  # of setting up
 
 
-def test_an_operator_who_has_set_a_level_or_a_directory_finds_the_log_there(
+def test_an_operator_who_has_set_a_level_and_a_directory_finds_the_log_there(
     cluster: LocalCluster, tmp_path: Path
 ) -> None:
-    assert "I" in RECORD.findall(asked_for_missing_pages(cluster, MC_LOG_LEVEL="INFO"))
-    asked_for_missing_pages(cluster, MC_LOG_DIR=str(tmp_path))
-    assert any("E" in RECORD.findall(path.read_text(encoding="utf-8")) for path in tmp_path.iterdir())
+    asked_for_missing_pages(cluster, MC_LOG_LEVEL="INFO", MC_LOG_DIR=str(tmp_path))
+    assert any("I" in RECORD.findall(path.read_text(encoding="utf-8")) for path in tmp_path.iterdir())

@@ -51,10 +51,10 @@ SAID = (
 
 @pytest.fixture
 def proxy(bucket: LocalBucket, monkeypatch: pytest.MonkeyPatch) -> Iterator[BucketProxy]:
-    """Yield a proxy that stores find in the place of the bucket; their requests take 2 s at most."""
+    """Yield a proxy that stores find in the place of the bucket; their requests take 1 s at most."""
     with BucketProxy.running(bucket.endpoint, seed=38) as proxy:
         monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
-        monkeypatch.setenv("AWS_TIMEOUT", "2s")
+        monkeypatch.setenv("AWS_TIMEOUT", "1s")
         yield proxy
 
 

@@ -282,11 +282,10 @@ class PrefixPrefetch:
 
     def _longest(self, prompt: Prompt, present: Held) -> int:
         """Return the longest prefix that can be restored from these objects, in pages."""
-        known = [(number, each.span) for number, each in enumerate(self._components) if each.span != SPAN_UNKNOWN]
         sets = np.array([present.get(key, 0) for key in prompt.keys], np.int64)
-        masks = [self._pools.component_bits(number) for number, _ in known]
+        masks = [self._pools.component_bits(number) for number in range(len(self._components))]
         tombstones: list[npt.NDArray[np.bool_]] = [sets & mask != mask for mask in masks]
-        ok = restorable_ends([span for _, span in known], tombstones, prompt.pages_count)
+        ok = restorable_ends([each.span for each in self._components], tombstones, prompt.pages_count)
         ends = np.flatnonzero(ok)
         return int(ends[-1]) + 1 if ends.size else 0
 
