@@ -46,7 +46,7 @@ class BucketRequest(BaseHTTPRequestHandler):
         self.close_connection = True
 
 
-Answer = Callable[[BucketRequest], None]
+BucketAnswer = Callable[[BucketRequest], None]
 
 
 class HostileBucket:
@@ -59,7 +59,7 @@ class HostileBucket:
     @classmethod
     @contextmanager
     def running(
-        cls, answer: Answer, host: str = "127.0.0.1", tls: ssl.SSLContext | None = None
+        cls, answer: BucketAnswer, host: str = "127.0.0.1", tls: ssl.SSLContext | None = None
     ) -> Iterator["HostileBucket"]:
         """Listen on a port of its own until the end."""
 
@@ -91,13 +91,13 @@ class HostileBucket:
                 server.shutdown()
 
 
-def refusal(status: int, code: str = "") -> Answer:
+def refusal(status: int, code: str = "") -> BucketAnswer:
     """Refuse with a status, and with a code where the answer may have a body."""
     body = f"<Error><Code>{code}</Code></Error>".encode() if code else b""
     return lambda request: request.send(status, body if request.command != "HEAD" else b"")
 
 
-def policy(objects: dict[str, bytes], *, may_put: bool = True, may_list: bool = True) -> Answer:
+def policy(objects: dict[str, bytes], *, may_put: bool = True, may_list: bool = True) -> BucketAnswer:
     """Keep objects for who may get them, and put them or not; 403 for what is not there to who may not list."""
 
     def answer(request: BucketRequest) -> None:
@@ -116,7 +116,7 @@ def policy(objects: dict[str, bytes], *, may_put: bool = True, may_list: bool = 
     return answer
 
 
-def endless_listing(names: Callable[[int], str] | None = None) -> Answer:
+def endless_listing(names: Callable[[int], str] | None = None) -> BucketAnswer:
     """List a thousand names below what is asked for, those of these numbers, or none; say that more follows."""
     numbers = count()
     date = "<LastModified>2026-11-28T00:00:00.000Z</LastModified>"
@@ -134,8 +134,8 @@ def endless_listing(names: Callable[[int], str] | None = None) -> Answer:
     return answer
 
 
-def dripping(status: int, over: Event) -> Answer:
-    """Answer with a body of which a little more comes until ``over`` is set."""
+def dripping(status: int, over: Event) -> BucketAnswer:
+    """BucketAnswer with a body of which a little more comes until ``over`` is set."""
 
     def answer(request: BucketRequest) -> None:
         request.begin(status, Transfer_Encoding="chunked")
@@ -145,12 +145,12 @@ def dripping(status: int, over: Event) -> Answer:
     return answer
 
 
-def redirect(endpoint: str) -> Answer:
+def redirect(endpoint: str) -> BucketAnswer:
     """Send every request elsewhere."""
     return lambda request: request.send(302, Location=f"{endpoint}/elsewhere")
 
 
-def endless(length: int, sent: list[int]) -> Answer:
+def endless(length: int, sent: list[int]) -> BucketAnswer:
     """Name a length, and send on in chunks until the client hangs up; add to ``sent`` the bytes that it took."""
 
     def answer(request: BucketRequest) -> None:

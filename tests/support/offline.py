@@ -158,7 +158,3 @@ def flip(storage: Store, found: StoredObject) -> None:
     assert storage.get([PageIO(found.label, (memoryview(content),))]) == [Answer.HIT]
     content[-1] ^= 1
     replace(storage, found.label, bytes(content))
-
-
-def unwatched(objects_count: int, object_bytes: int) -> None:
-    """Watch nothing."""

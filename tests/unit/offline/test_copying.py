@@ -21,7 +21,6 @@ from tests.support.offline import (
     prompt_of,
     replace,
     restored_pages,
-    unwatched,
 )
 from unified_cache.core.errors import LayoutError, StorageError
 from unified_cache.core.page import Namespace, PageKey, Prompt
@@ -36,7 +35,7 @@ from unified_cache.storage_backends.offline.copying import (
     plan_identity,
     plan_prompts,
 )
-from unified_cache.storage_backends.offline.listing import Watch
+from unified_cache.storage_backends.offline.listing import Watch, unwatched
 from unified_cache.storage_backends.offline.stores import StoredIdentity
 from unified_cache.storage_backends.offline.upkeep import find_garbage, verify
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO, Store, StoredObject

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.offline import LAYOUTS, TOY, description_of, fill, open_store, prompt_of, unwatched
+from tests.support.offline import LAYOUTS, TOY, description_of, fill, open_store, prompt_of
 from unified_cache.core.errors import ConfigError, StorageError
 from unified_cache.storage_backends.directory.disk import Disk
 from unified_cache.storage_backends.file.page_reader import FileReader
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.offline.copying import copy_planned, plan_identity
+from unified_cache.storage_backends.offline.listing import unwatched
 from unified_cache.storage_backends.offline.stores import StoredIdentity, identities_of, open_to_read
 from unified_cache.storage_backends.offline.upkeep import verify
 from unified_cache.storage_backends.packed.store import PackedReader, PackedStorage

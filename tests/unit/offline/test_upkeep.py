@@ -17,7 +17,6 @@ from tests.support.offline import (
     open_store,
     prompt_of,
     replace,
-    unwatched,
     url_of,
 )
 from unified_cache.core.errors import ConfigError, StorageError, TokenError
@@ -28,7 +27,7 @@ from unified_cache.core.shards import NamedShard
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.storage_backends.manifest import described_by, manifest_of
 from unified_cache.storage_backends.offline import prompts as prompts_module
-from unified_cache.storage_backends.offline.listing import count_objects, listed, total_of
+from unified_cache.storage_backends.offline.listing import count_objects, listed, total_of, unwatched
 from unified_cache.storage_backends.offline.prompts import read_prompts
 from unified_cache.storage_backends.offline.stores import (
     StoredIdentity,

@@ -13,6 +13,7 @@ from tests.support.certificates import Authority
 from tests.support.hostile_bucket import (
     BLOCK,
     ENDLESS_BYTES,
+    BucketAnswer,
     BucketRequest,
     HostileBucket,
     dripping,
@@ -224,24 +225,22 @@ def test_what_lies_under_a_request_that_cannot_be_sent_is_said(tmp_path: Path, m
         assert "SSL_CERT_FILE" in reason_of_a_get()
 
 
-def test_a_service_without_conditional_puts_is_refused_for_that(monkeypatch: pytest.MonkeyPatch) -> None:
-    with (
-        HostileBucket.running(refusal(501, "NotImplemented")) as bucket,
-        closing(open_storage_at(bucket, monkeypatch)) as storage,
-        pytest.raises(StorageError, match="If-None-Match") as refused,
-    ):
-        storage.register(manifest_of(MODEL, LAYOUT), {})
-    assert not refused.value.retryable
-
-
-@pytest.mark.parametrize("may_put", [True, False])
-def test_who_may_not_list_a_bucket_is_refused_when_it_is_opened_and_not_at_each_miss(
-    may_put: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (refusal(501, "NotImplemented"), "If-None-Match"),
+        (policy({}, may_list=False), "it takes s3:ListBucket"),
+        (policy({}, may_put=False, may_list=False), "it takes s3:ListBucket"),
+    ],
+    ids=["no conditional puts", "no listing", "neither puts nor listing"],
+)
+def test_a_bucket_that_lacks_what_a_store_needs_is_refused_when_it_is_opened_and_not_at_each_miss(
+    answer: BucketAnswer, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with (
-        HostileBucket.running(policy({}, may_put=may_put, may_list=False)) as bucket,
+        HostileBucket.running(answer) as bucket,
         closing(open_storage_at(bucket, monkeypatch)) as storage,
-        pytest.raises(StorageError, match="it takes s3:ListBucket") as refused,
+        pytest.raises(StorageError, match=said) as refused,
     ):
         storage.register(manifest_of(MODEL, LAYOUT), {})
     assert not refused.value.retryable
