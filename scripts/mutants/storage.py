@@ -191,4 +191,11 @@ STORAGE_MUTANTS = [
         "                pass\n",
         tests=("tests/unit/storage_backends/file/test_sharing.py",),
     ),
+    Mutant(
+        "a link in the place of a directory is followed",
+        "storage_backends/directory/root.py",
+        "                foreign.append(place)\n",
+        "                pass\n",
+        tests=("tests/unit/storage_backends/file/test_storage.py",),
+    ),
 ]

@@ -9,6 +9,7 @@ The text of an address::
 last question mark are options; a directory with one in its name is written with another one behind it.
 """
 
+import errno
 import logging
 import os
 from abc import abstractmethod
@@ -366,6 +367,28 @@ class DirectoryStorage(DirectoryReader):
                 if not self._evict_for_fault(()):
                     raise
                 write_manifest(self._root, manifest)
+
+    def put(self, pages: Sequence[PageIO], level: Level) -> list[Answer]:
+        """Write pages in their order, as far as there is room under the cap and on the file system.
+
+        A fault that can be mended is, and the pages are tried again.
+        """
+        with self._calls:
+            for _ in range(ROOM_TRIES_MAX):
+                try:
+                    return self._put(pages, durable=level is Level.DURABLE)
+                except StorageError as error:
+                    if not (isinstance(error.__cause__, OSError) and self._mend(error.__cause__, pages)):
+                        raise
+            return self._put(pages, durable=level is Level.DURABLE)
+
+    @abstractmethod
+    def _put(self, pages: Sequence[PageIO], *, durable: bool) -> list[Answer]:
+        """Write pages once."""
+
+    def _mend(self, fault: OSError, pages: Sequence[PageIO]) -> bool:
+        """Do something about what a put failed by; return whether another try may succeed."""
+        return fault.errno in (errno.ENOSPC, errno.EDQUOT) and self._evict_for_fault(pages)
 
     def memory_reader(self) -> "DirectoryStorage":
         """Return itself: what the system has in memory is read without a wait."""

@@ -5,7 +5,6 @@ name, so that a name is either absent or whole, whatever crashes. Reads believe 
 does not give exactly as many bytes as the page has, is a miss and is cleared away.
 """
 
-import errno
 import os
 import secrets
 import stat
@@ -41,7 +40,6 @@ from unified_cache.storage_backends.directory.disk import (
 from unified_cache.storage_backends.directory.front import (
     ENTRY_FILES,
     FREE_BYTES_MIN,
-    ROOM_TRIES_MAX,
     SPARE_BYTES,
     Clock,
     DirectoryStorage,
@@ -74,7 +72,7 @@ from unified_cache.storage_backends.file.page_reader import (
     unlink_object,
 )
 from unified_cache.storage_backends.file.quota import FileQuota, OpenCounter
-from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, StoredObject, page_bytes
+from unified_cache.storage_backends.protocol import Answer, Capability, PageIO, StoredObject, page_bytes
 
 DIRECTORIES_KNOWN_MAX = 1 << 14
 """Directories of which a process remembers that they are there: 1,024 identities in full, some 2 MiB."""
@@ -168,17 +166,21 @@ class FileStorage(FilePages, DirectoryStorage):
             self._record_use([page.label for page, answer in zip(pages, answers, strict=True) if answer is hit], pages)
             return answers
 
-    def put(self, pages: Sequence[PageIO], level: Level) -> list[Answer]:
-        """Write pages in their order, as far as there is room under the cap and on the file system.
+    def _put(self, pages: Sequence[PageIO], *, durable: bool) -> list[Answer]:
+        """Write pages once.
 
         DURABLE syncs each file before its name appears, and each directory once at the end of the batch. An object that
         is there already is read and verified, then synced; it is written again where one fails, or its directory has
         failed to sync before. CACHED believes its length and its header. After an error pages before the one that
         failed may be there.
         """
-        with self._calls:
-            stored = self._page_writer.store(pages, self._stamps.new(len(pages)), durable=level is Level.DURABLE)
-            return Answer.of_puts(stored)
+        return Answer.of_puts(self._page_writer.store(pages, self._stamps.new(len(pages)), durable=durable))
+
+    def _mend(self, fault: OSError, pages: Sequence[PageIO]) -> bool:
+        if isinstance(fault, FileNotFoundError | NotADirectoryError):
+            self._page_writer.restore()
+            return True
+        return super()._mend(fault, pages)
 
     def remove(self, labels: Sequence[Label]) -> int:
         """Remove objects; return how many there were. Not synced: a crash may bring them back."""
@@ -298,22 +300,6 @@ class PageWriter:
 
     def store(self, pages: Sequence[PageIO], stamp: int, *, durable: bool) -> list[bool]:
         """Store pages, the first stamped ``stamp``, each other one a nanosecond earlier; a fault leaves whole ones."""
-        for _ in range(ROOM_TRIES_MAX):
-            try:
-                return self._store(pages, stamp, durable=durable)
-            except StorageError as error:
-                match error.__cause__:
-                    case FileNotFoundError() | NotADirectoryError():
-                        with StorageFaults(f"cannot make again the directories removed from {self._root.path}"):
-                            self._root.restore()
-                        self._made = {}
-                    case OSError(errno=errno.ENOSPC | errno.EDQUOT) if self._quota.evict_for_fault(pages):
-                        pass
-                    case _:
-                        raise
-        return self._store(pages, stamp, durable=durable)
-
-    def _store(self, pages: Sequence[PageIO], stamp: int, *, durable: bool) -> list[bool]:
         batch = _WriteBatch(pages, stamp, durable)
         drafts = self._begin(batch)
         granted = self._quota.reserve([draft.stored for draft in drafts], pages)
@@ -328,6 +314,12 @@ class PageWriter:
             self._sync(batch.touched)
         self._quota.use([page.label for page in pages if page.label in batch.stored], pages)
         return [page.label in batch.stored for page in pages]
+
+    def restore(self) -> None:
+        """Make again what somebody removed, and believe of no directory that it is there."""
+        with StorageFaults(f"cannot make again the directories removed from {self._root.path}"):
+            self._root.restore()
+        self._made = {}
 
     def sync_all(self, identity: bytes) -> None:
         """Make the names in every directory of one identity, and those that are gone from it, survive a crash."""

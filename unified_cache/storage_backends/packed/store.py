@@ -5,7 +5,6 @@ page is either entered or not there, whatever kills the process; docs/format.md 
 tables are read when the store is opened, and known in memory from then on: a read is one call.
 """
 
-import errno
 import fcntl
 import os
 import secrets
@@ -39,7 +38,6 @@ from unified_cache.storage_backends.directory.disk import (
 from unified_cache.storage_backends.directory.front import (
     ENTRY_FILES,
     FREE_BYTES_MIN,
-    ROOM_TRIES_MAX,
     SPARE_BYTES,
     Clock,
     DirectoryStorage,
@@ -77,7 +75,6 @@ from unified_cache.storage_backends.protocol import (
     NAMES_MAX,
     Answer,
     Capability,
-    Level,
     PageIO,
     Scan,
     StoredObject,
@@ -225,25 +222,6 @@ class PackedStorage(DirectoryStorage):
         with self._calls:
             return [self._index.find(label) is not None for label in labels]
 
-    def put(self, pages: Sequence[PageIO], level: Level) -> list[Answer]:
-        """Write pages in their order, as far as there is room under the cap and on the file system.
-
-        DURABLE syncs each file twice a batch: once when the pages are in it, once when their entries are. A page that
-        is there already is read and verified, and its file synced; where one fails, or has failed before, it is written
-        into another slot. CACHED believes its entry. After an error none of the pages that were not there before is
-        there.
-        """
-        with self._calls:
-            for _ in range(ROOM_TRIES_MAX):
-                try:
-                    return self._put(pages, durable=level is Level.DURABLE)
-                except StorageError as error:
-                    match error.__cause__:
-                        case OSError(errno=errno.ENOSPC | errno.EDQUOT) if self._evict_for_fault(pages):
-                            continue
-                    raise
-            return self._put(pages, durable=level is Level.DURABLE)
-
     def remove(self, labels: Sequence[Label]) -> int:
         """Remove objects; return how many there were. Not synced: a crash may bring them back.
 
@@ -294,6 +272,13 @@ class PackedStorage(DirectoryStorage):
             self._disk.flock(self._root.fd, fcntl.LOCK_UN)
 
     def _put(self, pages: Sequence[PageIO], *, durable: bool) -> list[Answer]:
+        """Write pages once.
+
+        DURABLE syncs each file twice a batch: once when the pages are in it, once when their entries are. A page that
+        is there already is read and verified, and its file synced; where one fails, or has failed before, it is written
+        into another slot. CACHED believes its entry. After an error none of the pages that were not there before is
+        there.
+        """
         untrusted = self._untrusted(pages) if durable else {}
         batch = self._index.begin(pages, self._stamps.new(len(pages)), untrusted)
         self._free_quietly(batch.gone)
