@@ -189,6 +189,10 @@ class VerifiedStorage(StorageLayer):
         with self._guard:
             return dict(self._flaws_count)
 
+    def exists(self, labels: Sequence[Label]) -> list[Answer]:
+        """Ask the wrapped backend; by no further step, which would take half as long as a store in memory."""
+        return self._backend.exists(labels)
+
     def get(self, pages: Sequence[PageIO]) -> list[Answer]:
         """Fill each page's buffers; HIT only where they hold the page of its label, or where there are none."""
         hits: list[Answer] = []
