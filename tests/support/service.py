@@ -63,9 +63,9 @@ class NotedScheduler(FairScheduler):
         counts = self.by_tenant().values()
         return sum(each.half_open_count + each.waiting_count + each.running_count for each in counts)
 
-    def hold(self, ticket: AdmissionSlot, count_bytes: int) -> bool:
+    def hold(self, slot: AdmissionSlot, count_bytes: int) -> bool:
         self.held.append(count_bytes)
-        return super().hold(ticket, count_bytes)
+        return super().hold(slot, count_bytes)
 
 
 @dataclass
