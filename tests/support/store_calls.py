@@ -290,7 +290,7 @@ class ScriptedStorage(StorageLayer):
         """Close the wrapped backend; calls that hang go on hanging."""
         self._call(Method.CLOSE, nothing if self._leaves_open else self._backend.close)
 
-    def _call(self, method: Method, work: Callable[[], Result]) -> Result:
+    def _call(self, method: Method, work: Callable[[], Result], asked_count: int | None = None) -> Result:
         return self._made(StoreCall(method, ()), lambda _: work())
 
     def _answered(

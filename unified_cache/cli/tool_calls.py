@@ -31,7 +31,7 @@ class _BoundedStore(StorageLayer):
         if not self._is_left:
             super().close()
 
-    def _call(self, method: Method, work: Callable[[], Result]) -> Result:
+    def _call(self, method: Method, work: Callable[[], Result], asked_count: int | None = None) -> Result:
         call = self._threads.submit(work, name=method.value)
         try:
             if call.settle(CALL_S):

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from threading import Condition, Lock
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from unified_cache.core.config import GuardConfig
 from unified_cache.core.errors import ClosedError, StorageError, StorageTimeoutError
@@ -113,11 +113,11 @@ class StorageGuard(StorageLayer):
 
     def touch(self, labels: Sequence[Label]) -> None:
         """Make pages recent; none while the breaker is open."""
-        self._call(Method.TOUCH, partial(self._backend.touch, labels), lambda: None)
+        self._call(Method.TOUCH, partial(self._backend.touch, labels), paused=lambda: None)
 
     def remove(self, labels: Sequence[Label]) -> int:
         """Remove objects; none while the breaker is open."""
-        return self._call(Method.REMOVE, partial(self._backend.remove, labels), lambda: 0)
+        return self._call(Method.REMOVE, partial(self._backend.remove, labels), paused=lambda: 0)
 
     def close(self, timeout_s: float | None = None) -> None:
         """Refuse calls, let those in flight return, close the wrapped backend; wait ``timeout_s`` or the deadline.
@@ -149,33 +149,35 @@ class StorageGuard(StorageLayer):
             self._changed.wait_for(lambda: not self._in_flight)
         self._backend.close()
 
-    def _ask(self, method: Method, asked_count: int, work: Callable[[], list[Answer]]) -> list[Answer]:
-        """Make a call for pages, again if need be; a put, too, of pages that were stored by a call that failed."""
-
-        def checked() -> list[Answer]:
-            answers = work()
-            check_answers(self._backend, method, answers, asked_count)
-            return answers
-
-        return self._call(method, checked, lambda: [Answer.UNAVAILABLE] * asked_count)
-
-    def _call(self, method: Method, work: Callable[[], Result], paused: Callable[[], Result] | None = None) -> Result:
+    def _call(
+        self,
+        method: Method,
+        work: Callable[[], Result],
+        asked_count: int | None = None,
+        paused: Callable[[], Result] | None = None,
+    ) -> Result:
         """Make a call, once more after a pause where a fault of one for pages may pass, as long as there is time.
 
-        Return what ``paused`` does while the breaker is open; without it, raise StorageError.
+        A put, too, of pages that were stored by a call that failed. While the breaker is open, pages are UNAVAILABLE,
+        and ``paused`` says what other calls return; without it, they raise StorageError.
         """
         self._check_open()
         admission, due_s = self.breaker.admit(method.value), self._due_s()
         if admission is None:
             if paused is not None:
                 return paused()
+            if asked_count is not None:
+                return cast("Result", [Answer.UNAVAILABLE] * asked_count)
             message = f"the store is paused after {self.breaker.failures_max} failures"
             raise StorageError(message, retryable=True)
         pauses_s = iter(self._pauses_s if method in RETRIED else ())
         with admission:
             while True:
                 try:
-                    return self._within(due_s, method, work, admission)
+                    found = self._within(due_s, method, work, admission)
+                    if asked_count is not None:
+                        check_answers(self._backend, method, found, asked_count)
+                    return found
                 except StorageTimeoutError:
                     raise
                 except StorageError as error:

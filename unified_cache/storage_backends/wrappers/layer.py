@@ -59,7 +59,7 @@ PUTS = (Answer.STORED, Answer.DECLINED, Answer.UNAVAILABLE)
 
 
 class StorageLayer(Store):
-    """Pass every call of a store on to the wrapped one, which it closes; by ``_call``, and those for pages by ``_ask``.
+    """Pass every call of a store on to the wrapped one, which it closes; by ``_call``.
 
     But for ``lengths`` and ``memory_reader``, which go past what a layer does: it has none unless it says so.
     """
@@ -72,13 +72,12 @@ class StorageLayer(Store):
         """The wrapped store."""
         return self._backend
 
-    def _call(self, method: Method, work: Callable[[], Result]) -> Result:
-        """Make one call to the wrapped backend; a layer that does something about every call overrides this."""
-        return work()
+    def _call(self, method: Method, work: Callable[[], Result], asked_count: int | None = None) -> Result:
+        """Make one call to the wrapped backend; a layer that does something about every call overrides this.
 
-    def _ask(self, method: Method, asked_count: int, work: Callable[[], list[Answer]]) -> list[Answer]:
-        """Make one call that has an answer for each page."""
-        return self._call(method, work)
+        ``asked_count`` is of a call that has an answer for each page.
+        """
+        return work()
 
     def capability(self) -> Capability:
         """Return what the wrapped backend can do."""
@@ -86,11 +85,11 @@ class StorageLayer(Store):
 
     def exists(self, labels: Sequence[Label]) -> list[Answer]:
         """Ask the wrapped backend."""
-        return self._ask(Method.EXISTS, len(labels), partial(self._backend.exists, labels))
+        return self._call(Method.EXISTS, partial(self._backend.exists, labels), len(labels))
 
     def get(self, pages: Sequence[PageIO]) -> list[Answer]:
         """Fill each page's buffers."""
-        return self._ask(Method.GET, len(pages), partial(self._backend.get, pages))
+        return self._call(Method.GET, partial(self._backend.get, pages), len(pages))
 
     def scan(self, identity: bytes, cursor: str = "") -> Scan:
         """List objects of the wrapped backend."""
@@ -118,7 +117,7 @@ class StorageLayer(Store):
 
     def put(self, pages: Sequence[PageIO], level: Level) -> list[Answer]:
         """Store pages."""
-        return self._ask(Method.PUT, len(pages), partial(self._backend.put, pages, level))
+        return self._call(Method.PUT, partial(self._backend.put, pages, level), len(pages))
 
     def touch(self, labels: Sequence[Label]) -> None:
         """Make pages recent in the wrapped backend."""

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TypeVar
 
 from unified_cache.core.extras import needs_extra
@@ -60,17 +61,17 @@ class MeteredStorage(StorageLayer):
 
     def get(self, pages: Sequence[PageIO]) -> list[Answer]:
         """Fill each page's buffers."""
-        hits = super().get(pages)
+        hits = self._call(Method.GET, partial(self._backend.get, pages))
         self._count_bytes(Method.GET, pages, hits)
         return hits
 
     def put(self, pages: Sequence[PageIO], level: Level) -> list[Answer]:
         """Store pages; those that exist count as stored, bytes included."""
-        stored = super().put(pages, level)
+        stored = self._call(Method.PUT, partial(self._backend.put, pages, level))
         self._count_bytes(Method.PUT, pages, stored)
         return stored
 
-    def _call(self, method: Method, work: Callable[[], Result]) -> Result:
+    def _call(self, method: Method, work: Callable[[], Result], asked_count: int | None = None) -> Result:
         """Measure how long a call takes, and count what it raises."""
         metrics, store = self._metrics, self._store
         started_s = self._clock()
