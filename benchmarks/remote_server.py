@@ -14,7 +14,7 @@ from unified_cache.core.settings.service import QuotaSettings, Role
 from unified_cache.core.sizes import PART_BYTES
 from unified_cache.service.access.callers import AuditEntry, Caller
 from unified_cache.service.access.fairness import FairScheduler
-from unified_cache.service.access.gate import Authenticator, CallTimeouts, ServiceGate
+from unified_cache.service.access.gate import CallTimeouts, ServiceGate
 from unified_cache.service.access.usage import COUNTED_PAGES_MAX, TenantUsage
 from unified_cache.service.limits import Limits
 from unified_cache.service.operations.process import keep_freed_memory
@@ -108,8 +108,8 @@ class BareServicer:
 def _listening(bare: BareServicer) -> tuple[int, grpc.Server]:
     limits = Limits()
     observer, quota = IdleObserver(), QuotaSettings(stored_bytes_max=1 << 60)
-    everyone = Authenticator(None, None, Caller("bench", Role.ADMIN))
-    gate = ServiceGate(everyone, FairScheduler(quota, limits), CallTimeouts(limits, time.monotonic), observer)
+    everyone = Caller("bench", Role.ADMIN)
+    gate = ServiceGate(lambda _: everyone, FairScheduler(quota, limits), CallTimeouts(limits, time.monotonic), observer)
     usage = TenantUsage(quota, COUNTED_PAGES_MAX, None)
     store = TenantStore(VerifiedStorage(MemoryStorage(STORE_BYTES)), usage, observer)
     service = CacheService(store, gate, limits, lambda: None)

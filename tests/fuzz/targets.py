@@ -65,7 +65,7 @@ class Requests:
         self._notes = Notes()
         usage = TenantUsage(QuotaSettings(stored_bytes_max=1 << 20), COUNTED_PAGES_MAX, None)
         store = TenantStore(VerifiedStorage(MemoryStorage(1 << 20)), usage, self._notes)
-        gate = ServiceGate(HeaderTenants(), NotedScheduler(), CallTimeouts(limits, time.monotonic), self._notes)
+        gate = ServiceGate(HeaderTenants().caller, NotedScheduler(), CallTimeouts(limits, time.monotonic), self._notes)
         self._service = CacheService(store, gate, limits, lambda: None)
         self._answers = {call: self._answer_of(call) for call in Call}
 

@@ -84,7 +84,7 @@ def test_a_store_that_answers_what_no_store_may_fails_the_operation_and_is_named
     over(toy.cache, toy.cache.backup(prompt))
     serve(toy, 4, first=1000)
     over(toy.cache, toy.cache.backup(toy.cache.prompt(tokens(4, 1000))))
-    store.answers[Method.EXISTS] = True  # type: ignore[assignment]  # as stores of other systems answer
+    store.answers[Method.EXISTS] = True  # as stores of other systems answer
     prefetch = over(toy.cache, toy.cache.prefetch(prompt))
     assert prefetch
     assert prefetch.state is OperationState.FAILED
