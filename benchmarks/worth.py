@@ -23,7 +23,6 @@ from unified_cache.components.layouts import size_preset
 from unified_cache.controller import TransferKind
 from unified_cache.core.config import Retention
 from unified_cache.core.pool import Hits
-from unified_cache.core.sizes import component_bytes
 from unified_cache.sizing.plan.costs import Costs, PricedSystem
 from unified_cache.sizing.plan.hardware import hardware_named
 from unified_cache.sizing.plan.sweep import PlannedModel, TierBytes
@@ -131,7 +130,7 @@ def _stored(players: Sequence[Player]) -> list[int]:
 def _ends(plan: ReplayPlan, hits: Sequence[Hits], written_pages: Sequence[int]) -> TierEnds:
     """Return hits in pages as the queues take them; a window is moved whole from the tier that a resume needs."""
     device, host, storage = (np.cumsum([list(each.by_tier().values()) for each in hits], axis=1).T).astype(np.int64)
-    of_page = [component_bytes(each) for each in plan.true_layout.components]
+    of_page = [each.page_bytes for each in plan.true_layout.components]
     spans = [each.span for each in plan.true_layout.components[1:]]
 
     def moved(end: Counts, held: Counts) -> Counts:

@@ -10,7 +10,7 @@ import pytest
 from tests.e2e.test_replay import TRACE, conversations, run
 from unified_cache.components.layouts import size_preset
 from unified_cache.core.config import Retention
-from unified_cache.core.sizes import SizedTiers, prompt_bytes
+from unified_cache.core.sizes import SizedTiers
 from unified_cache.sizing.replay.engine import OracleEngine
 from unified_cache.sizing.replay.plan import ReplayPlan
 from unified_cache.sizing.replay.player import Player
@@ -30,7 +30,7 @@ def small(model: str, storage: str | None = "memory:") -> ReplayPlan:
     sized = size_preset(model)
     retention = Retention(TAIL_TOKENS)
     sizes = SizedTiers.of(sized.layout, retention, sized.window_tokens)
-    prompts_bytes = 4 * prompt_bytes(sized.layout, sizes.typical_pages, sealed=False)
+    prompts_bytes = 4 * sized.layout.prompt_bytes(sizes.typical_pages, sealed=False)
     return ReplayPlan.of_model(model, sized, retention, prompts_bytes, int(3.2 * prompts_bytes), storage)
 
 

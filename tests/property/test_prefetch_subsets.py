@@ -31,6 +31,8 @@ class Trial:
     layout: ModelLayout
     turns: Sequence[int]
     on_device: int
+    has_lost_windows: bool
+    """Whether the device holds of these pages Full alone."""
     vanishing: Sequence[int]
     room: tuple[int, int]
     """Host pages of Full, and of each other component."""
@@ -47,6 +49,8 @@ class Trial:
         prompt = prompt_of_pages(cache, PAGES_MAX)
         if self.on_device:
             serve(toy, self.on_device)
+        if self.has_lost_windows:
+            toy.forget(components=range(1, len(layout.components)))
         in_memory = pages_on(cache, prompt, *Tier)
         known_end = cache.match(prompt).host_end
         operation = started(cache.prefetch(prompt))
@@ -129,6 +133,7 @@ def test_what_came_of_a_prefetch_is_used_to_the_longest_end_that_it_allows(compo
         layout=st.sampled_from(COMPONENT_SETS[component_set]),
         turns=st.sets(st.integers(1, PAGES_MAX), min_size=1, max_size=4).map(sorted),
         on_device=st.integers(0, PAGES_MAX),
+        has_lost_windows=st.booleans(),
         vanishing=st.lists(st.integers(0, 2**16), max_size=6),
         room=st.one_of(st.just((ROOM, ROOM)), st.tuples(st.integers(1, PAGES_MAX), st.integers(1, 6))),
     )

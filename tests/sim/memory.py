@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 import numpy.typing as npt
@@ -10,8 +9,9 @@ import torch
 
 from tests.sim.cells import PAYLOAD_BYTES, Cell
 from unified_cache.controller.copies.gpu import AT_ONCE, Copied, PageDistance
+from unified_cache.controller.memory import PageMemory
 from unified_cache.core.page import PageKey
-from unified_cache.core.pool import PoolSpec, Slots, Tier
+from unified_cache.core.pool import PoolSpec, Slots
 from unified_cache.core.seal import HEADER_BYTES, Label, seal_buffers
 
 Contents = npt.NDArray[np.int64]
@@ -44,7 +44,7 @@ class KeyNumbers:
         return np.array([numbers[key] for key in keys], np.int64)
 
 
-class ContentMemory:
+class ContentMemory(PageMemory):
     """The twin of ``TieredMemory`` in which a page is a number; on the host it is sealed as every page is.
 
     All pools of a tier lie in one array, each from its own row on.
@@ -94,12 +94,6 @@ class ContentMemory:
 
     def layers_count(self, pool: PoolSpec) -> int:
         return int(pool.page_bytes > 0)
-
-    def close(self) -> None:
-        """Close nothing."""
-
-    def ordered(self, target: Tier) -> AbstractContextManager[None]:
-        return nullcontext()
 
     def load_layer(self, pool: PoolSpec, layer: int, source: Slots, target: Slots) -> Copied:
         self._capture(self.host, self.on_host(pool, source), self.device, self.on_device(pool, target))

@@ -36,7 +36,6 @@ from unified_cache.controller.storage_tier import UsedPages
 from unified_cache.core.errors import RankLostError
 from unified_cache.core.page import Prompt
 from unified_cache.core.pool import PageCopies, PageNumbers, Pages, Slots, Tier, all_pages, numbers_of
-from unified_cache.core.sizes import prompt_bytes
 from unified_cache.core.window import restorable_ends, window
 from unified_cache.storage_backends.protocol import Answer, Level
 from unified_cache.tree import Match
@@ -438,7 +437,7 @@ class Backups:
         pages = [0 for _ in self._ledger.layout.components]
         for part, mask in zip(parts, new, strict=True):
             pages[part.component] = int(np.count_nonzero(mask))
-        self._ledger.stored.record_given(prompt_bytes(self._ledger.layout, pages, sealed=True))
+        self._ledger.stored.record_given(self._ledger.layout.prompt_bytes(pages, sealed=True))
 
     def _ends_to_put(self, run: BackupRun) -> list[int]:
         """Return the ends, ascending, whose windows are still to be put, and the longest that the device holds."""
@@ -491,7 +490,7 @@ class Backups:
             return
         ledger = self._ledger
         host_pages = [ledger.capacity(Tier.HOST, component) for component in range(len(ledger.layout.components))]
-        given_bytes = prompt_bytes(ledger.layout, host_pages, sealed=True) // HINT_PARTS
+        given_bytes = ledger.layout.prompt_bytes(host_pages, sealed=True) // HINT_PARTS
         pages: list[PageNumbers] = []
         for component, start in enumerate(ledger.windows(found.next_end)):
             slots = found.slots(Tier.HOST, component, start, found.tree_end)

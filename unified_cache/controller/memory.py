@@ -5,7 +5,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import accumulate, groupby, pairwise
 from types import MappingProxyType
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -41,15 +40,18 @@ PAGE_ALIGN_BYTES = 64
 """A sealed page starts on a cache line."""
 
 
-class PageMemory(Protocol):
+class PageMemory:
     """Bytes of pages in device and host memory, and copies between the two.
 
-    Called from worker threads. The caller pins every slot it names until the call has returned.
+    This one has no bytes and moves nothing: the whole cache at full speed, for sizing. Copies are called from worker
+    threads. The caller pins every slot it names until the call has returned.
     """
+
+    __slots__ = ()
 
     def layers_count(self, pool: PoolSpec) -> int:
         """Return the number of layers of a pool on the device; 0 for a pool without bytes."""
-        ...
+        return 0
 
     def ordered(self, target: Tier) -> AbstractContextManager[None]:
         """Return a context for a worker's copies to a tier, which run after what the engine's streams have been given.
@@ -57,42 +59,38 @@ class PageMemory(Protocol):
         Call it on the owner's thread. When the context is left, for whatever reason, no copy is in flight any more.
         Copies to the device and to the host do not wait for each other.
         """
-        ...
+        return nullcontext()
 
     def backup(self, pool: PoolSpec, source: Slots, target: Slots) -> None:
         """Copy pages of a pool device to host."""
-        ...
 
     def load_layer(self, pool: PoolSpec, layer: int, source: Slots, target: Slots) -> Copied:
         """Copy one layer of pages of a pool host to device; return the end of the copy."""
-        ...
+        return AT_ONCE
 
     def duplicate(self, pool: PoolSpec, source: Slots, target: Slots) -> None:
         """Copy pages of a pool within the device. Called from the owner's thread, between forwards."""
-        ...
 
     def compare(self, pool: PoolSpec, left: int, right: int) -> PageDistance:
         """Begin to compare two device pages of a pool with layers, on the owner's thread, between forwards.
 
         What is written to them later is not compared.
         """
-        ...
+        return PageDistance(torch.zeros(0), None)
 
     def seal(self, pool: PoolSpec, slots: Slots, labels: Iterable[Label]) -> None:
         """Seal host pages whose payload is complete."""
-        ...
 
     def buffers(self, pool: PoolSpec, slots: Sequence[int]) -> list[tuple[memoryview, ...]]:
         """Return the sealed host page in each slot, for storage to read or fill; a pool with bytes."""
-        ...
+        return [()] * len(slots)
 
     def slabs(self) -> Mapping[str, memoryview]:
         """Return the host slab of every pool with bytes, by pool name."""
-        ...
+        return {}
 
     def close(self) -> None:
         """Release memory of the device and of the system, once no copy is under way."""
-        ...
 
 
 class DevicePool:
@@ -176,7 +174,7 @@ def _slab_bytes(spec: PoolSpec, pages_max: int) -> int:
     return (pages_max + 1) * _stride_bytes(spec)
 
 
-class TieredMemory:
+class TieredMemory(PageMemory):
     """Device tensors and host slabs of all pools of a layout."""
 
     __slots__ = ("_gpu", "_host", "_rows")
@@ -319,48 +317,6 @@ class TieredMemory:
         for host in self._host.values():
             if host.pinned is not None:
                 host.pinned.close()
-
-
-class NoBytes:
-    """The twin of ``TieredMemory`` that moves nothing: the whole cache at full speed, for sizing."""
-
-    __slots__ = ()
-
-    def layers_count(self, pool: PoolSpec) -> int:
-        """Return 0: no layer has bytes."""
-        return 0
-
-    def ordered(self, target: Tier) -> AbstractContextManager[None]:
-        """Order nothing."""
-        return nullcontext()
-
-    def backup(self, pool: PoolSpec, source: Slots, target: Slots) -> None:
-        """Copy nothing."""
-
-    def load_layer(self, pool: PoolSpec, layer: int, source: Slots, target: Slots) -> Copied:
-        """Copy nothing."""
-        return AT_ONCE
-
-    def duplicate(self, pool: PoolSpec, source: Slots, target: Slots) -> None:
-        """Copy nothing."""
-
-    def compare(self, pool: PoolSpec, left: int, right: int) -> PageDistance:
-        """Return a distance of no layer."""
-        return PageDistance(torch.zeros(0), None)
-
-    def seal(self, pool: PoolSpec, slots: Slots, labels: Iterable[Label]) -> None:
-        """Seal nothing."""
-
-    def buffers(self, pool: PoolSpec, slots: Sequence[int]) -> list[tuple[memoryview, ...]]:
-        """Return pages without buffers."""
-        return [()] * len(slots)
-
-    def slabs(self) -> Mapping[str, memoryview]:
-        """Return no slab."""
-        return {}
-
-    def close(self) -> None:
-        """Close nothing."""
 
 
 def _rows_of(spec: PoolSpec, layer: torch.Tensor) -> torch.Tensor:

@@ -128,7 +128,7 @@ class TrafficCounts:
     __slots__ = ("_traffic", "page_bytes")
 
     def __init__(self, layout: ModelLayout) -> None:
-        self.page_bytes = [sum([pool.page_bytes for pool in component.pools]) for component in layout.components]
+        self.page_bytes = [component.page_bytes for component in layout.components]
         """Payload of a page in all pools, by component."""
         moving = (TransferKind.BACKUP, TransferKind.LOAD, TransferKind.STORE, TransferKind.PREFETCH)
         self._traffic = {kind: Traffic([0 for _ in layout.components]) for kind in moving}

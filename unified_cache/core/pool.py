@@ -25,6 +25,7 @@ from unified_cache.core.errors import (
     check_text,
     did_you_mean,
 )
+from unified_cache.core.seal import HEADER_BYTES
 from unified_cache.core.shards import WHOLE_MODEL, NamedShard, Shard
 from unified_cache.core.window import SPAN_ALL, SPAN_UNKNOWN, needed_pages
 
@@ -142,6 +143,11 @@ class Component:
             raise LayoutError(f"page_size of {self.name} must be positive, found {self.page_size}")
         if not self.pools:
             raise LayoutError(f"component {self.name} needs at least one pool")
+
+    @property
+    def page_bytes(self) -> int:
+        """Payload of one page in all its pools."""
+        return sum(pool.page_bytes for pool in self.pools)
 
     @property
     def hit_policy(self) -> str | None:
@@ -299,6 +305,14 @@ class ModelLayout:
     def page_bytes(self) -> int:
         """Payload of one page in all pools."""
         return sum(pool.page_bytes for pool in self.pools)
+
+    def prompt_bytes(self, pages: Sequence[int], *, sealed: bool) -> int:
+        """Return the bytes of ``pages[component]`` pages of each component, with their headers where ``sealed``."""
+        total = 0
+        for component, count in zip(self.components, pages, strict=True):
+            headers = HEADER_BYTES * sum(pool.page_bytes > 0 for pool in component.pools) if sealed else 0
+            total += count * (component.page_bytes + headers)
+        return total
 
 
 def _shapes(arrays: Sequence[Slots] | Sequence[Pages]) -> str:

@@ -6,7 +6,7 @@ that a typical prompt adds to each of them under the given retention.
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +16,7 @@ import numpy as np
 
 from unified_cache.core.config import Retention
 from unified_cache.core.errors import ConfigError
-from unified_cache.core.pool import Component, ModelLayout
-from unified_cache.core.seal import HEADER_BYTES
+from unified_cache.core.pool import ModelLayout
 from unified_cache.core.window import needed_pages
 
 PART_BYTES = (1 << 20) + (64 << 10)
@@ -77,20 +76,6 @@ PROMPTS_MIN = 4
 """Prompts that a tier has to hold: one that is served, one that it branches off from, and their windows."""
 
 
-def component_bytes(component: Component) -> int:
-    """Return the payload of one page in all pools of a component."""
-    return sum(pool.page_bytes for pool in component.pools)
-
-
-def prompt_bytes(layout: ModelLayout, pages: Sequence[int], *, sealed: bool) -> int:
-    """Return the bytes of ``pages[component]`` pages of each component, with their headers where ``sealed``."""
-    total = 0
-    for component, count in zip(layout.components, pages, strict=True):
-        headers = HEADER_BYTES * sum(pool.page_bytes > 0 for pool in component.pools) if sealed else 0
-        total += count * (component_bytes(component) + headers)
-    return total
-
-
 @dataclass(frozen=True, slots=True)
 class SizedTiers:
     """A layout, and the pages of each component that a typical prompt adds to it."""
@@ -120,7 +105,7 @@ class SizedTiers:
 
     def prompts(self, tier: str, tier_bytes: int, *, sealed: bool) -> float:
         """Return how many typical prompts a tier holds; a ConfigError if too few to serve any."""
-        typical = prompt_bytes(self.layout, self.typical_pages, sealed=sealed)
+        typical = self.layout.prompt_bytes(self.typical_pages, sealed=sealed)
         least = PROMPTS_MIN * typical
         if tier_bytes < least:
             raise ConfigError(

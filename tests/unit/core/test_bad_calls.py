@@ -14,7 +14,7 @@ from tests.support.operations import numbered_pages, present
 from unified_cache.cache.cache import UnifiedCache
 from unified_cache.components import Full, RecurrentState, SlidingWindow
 from unified_cache.controller import InlineWorkers
-from unified_cache.controller.memory import DevicePool, NoBytes
+from unified_cache.controller.memory import DevicePool, PageMemory
 from unified_cache.core.config import CacheConfig, EvictionConfig, EvictionPolicy, Prefetching, Retention
 from unified_cache.core.errors import (
     CacheError,
@@ -117,6 +117,9 @@ CALLS: dict[str, Callable[[Used], object]] = {
         u.mine, [mask[:-1] for mask in u.cache.pages_to_allocate(3, 5, [5])]
     ),
     "a floor that would take Full pages": lambda u: u.cache.trim(u.mine, [np.zeros(2, np.bool_) for _ in range(3)]),
+    "trimming slots that are free": lambda u: u.cache.trim(
+        u.with_slot(2, 1, 4), [np.ones(2, np.bool_), *(np.zeros(2, np.bool_) for _ in range(2))]
+    ),
     "giving back what the tree has": lambda u: u.cache.free(u.with_slot(0, 0, int(u.cache.slots(u.lock)[0]))),
     "giving back nothing of no component": lambda u: u.cache.free([]),
     "slots of too few components": lambda u: u.cache.insert(u.longer, u.mine[:2], u.lock),
@@ -221,7 +224,7 @@ def opened(
 def assemble(layout: ModelLayout, host_pages: int) -> UnifiedCache:
     sizes = tuple(8 for _ in layout.components)
     config = CacheConfig(sizes, tuple(host_pages for _ in sizes))
-    return UnifiedCache.assemble(layout, config, NoBytes(), InlineWorkers(), Identity("m"), MemoryStorage())
+    return UnifiedCache.assemble(layout, config, PageMemory(), InlineWorkers(), Identity("m"), MemoryStorage())
 
 
 PARTS: dict[str, Callable[[], object]] = {
@@ -295,7 +298,7 @@ def test_numpys_integers_are_priorities_like_others() -> None:
     eviction = EvictionConfig(device=(EvictionPolicy.PRIORITY,))
     layout = ModelLayout(PAGE, (Full((KV,)),))
     cache = UnifiedCache.assemble(
-        layout, CacheConfig(sizes, (0,), eviction=eviction), NoBytes(), InlineWorkers(), Identity("m"), None
+        layout, CacheConfig(sizes, (0,), eviction=eviction), PageMemory(), InlineWorkers(), Identity("m"), None
     )
     for content, priority in enumerate(PRIORITIES):
         prompt = cache.prompt(numbered_pages(content), whole=True)

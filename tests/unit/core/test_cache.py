@@ -3,13 +3,12 @@
 import re
 import threading
 
-import numpy as np
 import pytest
 import torch
 
 from tests.support.cache import ToyEngine, toy_layout
 from tests.support.components import toy_components
-from tests.support.operations import over, present, serve, tokens
+from tests.support.operations import over, serve, tokens
 from tests.support.store_calls import ScriptedStorage
 from unified_cache.cache.cache import UnifiedCache
 from unified_cache.controller import InlineWorkers, OperationState
@@ -20,13 +19,10 @@ from unified_cache.core.errors import (
     ConfigError,
     LayoutError,
     OwnerThreadError,
-    SlotError,
     StorageError,
 )
-from unified_cache.core.page import MediaItem
-from unified_cache.core.pool import Identity, ModelLayout, Tier
+from unified_cache.core.pool import Identity, ModelLayout
 from unified_cache.core.window import SPAN_ALL
-from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Store
 from unified_cache.storage_backends.wrappers.layer import Method
 
@@ -34,45 +30,6 @@ from unified_cache.storage_backends.wrappers.layer import Method
 def engine(*, device: int = 8, host: int = 0, storage: Store | None = None, threads: bool = False) -> ToyEngine:
     workers = None if threads else InlineWorkers()
     return ToyEngine(toy_layout((SPAN_ALL,), 16), (device,), (host,), storage, workers)
-
-
-def test_what_lies_behind_another_picture_comes_back_from_no_tier_and_the_text_before_it_does() -> None:
-    stored = MemoryStorage()
-    toy = engine(device=8, host=8, storage=stored)
-    cache = toy.cache
-    cat, dog = (cache.prompt([7] * 64, media=[MediaItem(20, 30, name)]) for name in ("cat", "dog"))
-    over(cache, cache.backup(toy.run(cat)))
-    assert [cache.match(prompt).device_end for prompt in (cat, dog)] == [4, 1]
-    toy.forget(Tier.DEVICE)
-    assert [cache.match(prompt).host_end for prompt in (cat, dog)] == [4, 1]
-    toy.forget(Tier.HOST)
-    for prompt, found in ((dog, 1), (cat, 4)):
-        over(cache, cache.prefetch(prompt))
-        assert cache.match(prompt).host_end == found
-        toy.forget(Tier.HOST)
-    assert over(cache, cache.prefetch(cat)).pages_count == 4
-    over(cache, cache.load(cat))
-    assert toy.read_back(cat) == 4
-
-
-def test_what_leaves_a_window_while_its_request_runs_is_free_at_once_and_a_tombstone_later() -> None:
-    toy = ToyEngine(toy_layout((SPAN_ALL, 2), 16), (6, 4), (0, 0), None, InlineWorkers())
-    cache = toy.cache
-    prompt = cache.prompt(tokens(4))
-    lock = cache.lock(cache.match(prompt))
-    pages = present(cache.allocate(cache.pages_to_allocate(0, 4, range(1, 5))))
-    assert cache.stats().occupancy[1].free == 0
-    cache.trim(pages, cache.pages_to_allocate(0, 4, [4]))
-    assert cache.stats().occupancy[1].free == 2
-    assert pages[1][:2].tolist() == [-1, -1]
-    stray = [pages[0], np.array([1, 2, 4, 4], np.int32)]
-    with pytest.raises(SlotError, match="free"):
-        cache.trim(stray, cache.pages_to_allocate(0, 4, [4]))
-    lock = cache.insert(prompt, pages, lock)
-    assert cache.slots(lock, 1).tolist() == pages[1][2:].tolist()
-    assert cache.match(cache.prompt(tokens(3))).device_end == 0, "page 1 has left the window"
-    cache.check()
-    cache.release(lock)
 
 
 def test_a_store_that_answers_what_no_store_may_fails_the_operation_and_is_named() -> None:
@@ -84,7 +41,7 @@ def test_a_store_that_answers_what_no_store_may_fails_the_operation_and_is_named
     over(toy.cache, toy.cache.backup(prompt))
     serve(toy, 4, first=1000)
     over(toy.cache, toy.cache.backup(toy.cache.prompt(tokens(4, 1000))))
-    store.answers[Method.EXISTS] = True  # as stores of other systems answer
+    store.answers[Method.EXISTS] = [True] * 4  # as stores of other systems answer
     prefetch = over(toy.cache, toy.cache.prefetch(prompt))
     assert prefetch
     assert prefetch.state is OperationState.FAILED

@@ -1,7 +1,7 @@
 """Deadlines of prefetches: a request goes on in time with what has come, whatever the store still does."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -193,26 +193,6 @@ def test_pages_that_others_have_brought_by_the_deadline_count_as_asked_for(
     assert operation.state is OperationState.DONE
 
 
-@every_bound
-def test_a_prefetch_that_waits_for_another_goes_on_at_its_deadline(is_patience: bool) -> None:
-    timed = Timed(LAYOUTS["full"])
-    cache = timed.cache
-    first = started(cache.prefetch(timed.prompt))
-    if is_patience:
-        cache.config = replace(cache.config, prefetching=Prefetching(patience_s=1.0))
-    deadline_s = np.inf if is_patience else 1.0
-    second = started(cache.prefetch(prompt_of_pages(cache, 12), deadline_s))
-    timed.workers.run(2)
-    cache.poll()
-    assert second.awaited is first
-    timed.clock.now_s = 1.0
-    assert cache.poll() == [second]
-    assert (first.state, second.pages_count) == (OperationState.RUNNING, 0)
-    timed.run_until_over()
-    assert (first.state, first.pages_count) == (OperationState.DONE, 16)
-    check_tables(cache, [])
-
-
 def test_a_probe_that_does_not_return_holds_nobody_up() -> None:
     timed = Timed(LAYOUTS["full"])
     operation = started(timed.cache.prefetch(timed.prompt, deadline_s=0.5))
@@ -222,35 +202,6 @@ def test_a_probe_that_does_not_return_holds_nobody_up() -> None:
     timed.run_until_over()
     assert timed.cache.match(timed.prompt).host_end == 0
     check_tables(timed.cache, [])
-
-
-@every_layout
-@pytest.mark.parametrize("deadline_s", [0.02, 0.1, 0.5, 5.0])
-@pytest.mark.parametrize("byte_s", [0.0, 1e-6, 1e-4])
-def test_no_request_is_later_than_its_deadline_and_a_part(
-    layout: ModelLayout, deadline_s: float, byte_s: float
-) -> None:
-    """A simulated store blocks the owner for a part, so by so much a request may be late, and by a poll."""
-    store, clock, parts_s = ScriptedStorage(), ManualClock(), [0.0]
-    store_turns(layout, store, TURNS)
-
-    def take_time() -> None:
-        parts_s.append(byte_s * sum(len(buffer) for page in store.given for buffer in page.buffers))
-        clock.sleep(parts_s[-1])
-
-    store.before[Method.GET] = take_time
-    toy = engine(store, layout=layout, device=ROOM, clock=clock)
-    for pages in (4, 8, 12, 16, 16, 16):
-        prompt = prompt_of_pages(toy.cache, pages)
-        began_s = clock.now_s
-        operation = started(toy.cache.prefetch(prompt, deadline_s))
-        while operation.state is OperationState.RUNNING:
-            clock.sleep(POLL_S)
-            toy.cache.poll()
-        assert clock.now_s - began_s <= deadline_s + max(parts_s) + 1e-3
-        toy.run(prompt)
-        toy.cache.wait_all(60)
-        toy.cache.reset()
 
 
 def test_ranks_are_done_at_the_same_look_and_keep_what_all_of_them_have(monkeypatch: pytest.MonkeyPatch) -> None:

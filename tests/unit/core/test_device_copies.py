@@ -19,9 +19,8 @@ import torch
 from tests.support.cache import ToyEngine, toy_layout
 from tests.support.gpu import GPU, devices, keep_busy, stream_of, with_streams
 from tests.support.late_device import LateDevice
-from tests.support.operations import PAGE, SPANS, over, present, tokens
+from tests.support.operations import PAGE, SPANS, present
 from tests.support.store_calls import ScriptedStorage
-from unified_cache.controller import ThreadWorkers
 from unified_cache.controller import memory as memory_module
 from unified_cache.controller.copies import gpu as gpu_copies_module
 from unified_cache.controller.copies import gpu as gpu_module
@@ -52,29 +51,6 @@ def pages_on(device: torch.device, page_bytes: int, count: int = 8) -> tuple[Poo
 def payload_of(memory: TieredMemory, spec: PoolSpec, slot: int) -> bytes:
     ((page,),) = memory.buffers(spec, [slot])
     return bytes(page[-spec.page_bytes :])
-
-
-@devices
-def test_a_page_that_a_forward_still_writes_is_backed_up_as_written(device: torch.device) -> None:
-    spec, layer, memory = pages_on(device, 4096)
-    keep_busy(device)
-    layer[1:5] = 7
-    with memory.ordered(Tier.HOST):
-        memory.backup(spec, slots(1, 2, 3, 4), slots(4, 3, 2, 1))
-    assert [payload_of(memory, spec, slot) for slot in (1, 2, 3, 4)] == [b"\7" * 4096] * 4
-
-
-@devices
-def test_a_page_that_a_forward_still_reads_is_not_overwritten_before(device: torch.device) -> None:
-    spec, layer, memory = pages_on(device, 4096)
-    layer[1:5] = 7
-    with memory.ordered(Tier.HOST):
-        memory.backup(spec, slots(5, 6, 7, 8), slots(1, 2, 3, 4))  # zeros
-    keep_busy(device)
-    seen = layer[1:5] + 0
-    memory.load(spec, slots(1, 2, 3, 4), slots(1, 2, 3, 4))
-    assert torch.equal(seen, torch.full_like(seen, 7))
-    assert layer[1:5].count_nonzero() == 0
 
 
 @devices
@@ -212,33 +188,6 @@ def late_layers(late: LateDevice, count: int, row_bytes: int = 4096, pages: int 
     late.synchronize()
     late.take_counts()
     return spec, memory
-
-
-@with_streams
-def test_what_an_engine_computes_on_a_stream_of_its_own_is_backed_up_as_computed(device: torch.device) -> None:
-    forward = stream_of(device)
-    sizes, workers = (12, 8), ThreadWorkers.start()
-    toy = ToyEngine(toy_layout(SPANS, PAGE), sizes, sizes, None, workers, device=device, after=lambda: [forward])
-    torch.cuda.synchronize()
-    prompt = toy.cache.prompt(tokens(4))
-    found = toy.cache.match(prompt)
-    lock = toy.cache.lock(found)
-    fresh = present(toy.cache.allocate(toy.cache.pages_to_allocate(0, 4, toy.cache.checkpoint_ends(found))))
-    with torch.cuda.stream(forward):
-        keep_busy(device)
-        for component, at in enumerate(fresh):
-            toy.write_pages(component, at, prompt, 0)
-    toy.cache.release(toy.cache.insert(prompt, fresh, lock))
-    over(toy.cache, toy.cache.backup(prompt))
-    toy.forget()
-    with torch.cuda.stream(forward):
-        keep_busy(device)
-        for pool in toy.pools.values():
-            for layer in pool.layers:
-                layer.zero_()
-    over(toy.cache, toy.cache.load(prompt))
-    assert toy.read_back(prompt) == 4
-    assert toy.cache.close() == []
 
 
 @with_streams

@@ -8,12 +8,12 @@ import pytest
 
 from tests.support.cache import ToyEngine, toy_layout
 from tests.support.components import COMPONENT_SETS, LAYOUTS, every_layout
-from tests.support.operations import engine, over, present
+from tests.support.operations import engine, present
 from unified_cache.cache.cache import UnifiedCache
 from unified_cache.cache.recording import RequestRecord, RequestWatcher
-from unified_cache.controller import NotStarted, Operation, TransferKind
+from unified_cache.controller import NotStarted, Operation
 from unified_cache.core.config import EvictionConfig, EvictionPolicy, Prefetching, Retention, WritePolicy
-from unified_cache.core.page import DEFAULT_NAMESPACE, Namespace, Prompt
+from unified_cache.core.page import Namespace, Prompt
 from unified_cache.core.pool import ModelLayout, Tier
 from unified_cache.core.window import SPAN_ALL
 from unified_cache.storage_backends.memory import MemoryStorage
@@ -86,38 +86,6 @@ def test_a_prompt_that_fills_its_pages_is_reused_up_to_the_last_one(layout: Mode
     assert [serve(toy, prompt_of(toy.cache)) for _ in range(4)] == [0, 7, 7, 7]
     assert serve(toy, prompt_of(toy.cache, PAGES + 1)) == 8, "continued, all pages are reused"
     assert serve(toy, prompt_of(toy.cache)) == 7
-
-
-@every_layout
-@pytest.mark.parametrize(("more", "whole"), [(3, False), (0, True)], ids=["ends within a page", "computes no token"])
-def test_a_prompt_that_leaves_its_last_page_as_it_is_is_reused_whole(
-    layout: ModelLayout, more: int, whole: bool
-) -> None:
-    toy = engine(layout=layout, device=24)
-    prompt = toy.cache.prompt(np.arange(PAGES * layout.page_size + more, dtype=np.int32), whole=whole)
-    assert [serve(toy, prompt) for _ in range(3)] == [0, 8, 8]
-
-
-@every_layout
-@pytest.mark.parametrize("kind", [TransferKind.LOAD, TransferKind.PREFETCH])
-def test_a_prompt_below_the_device_is_brought_up_to_the_last_page(layout: ModelLayout, kind: TransferKind) -> None:
-    is_stored = kind is TransferKind.PREFETCH
-    toy = engine(MemoryStorage() if is_stored else None, layout=layout, device=24)
-    cache, prompt = toy.cache, prompt_of(toy.cache)
-    legs = (cache.prefetch, cache.load) if is_stored else (cache.load,)
-    forget = cache.reset if is_stored else toy.forget
-    serve(toy, prompt)
-    move(toy, cache.backup, prompt=prompt)
-    forget()
-    found = cache.match(prompt)
-    assert (found.device_end, found.host_end) == (0, 0 if is_stored else 7)
-    move(toy, *legs, prompt=prompt)
-    assert cache.traffic()[kind].component_pages[0] == 7
-    assert [serve(toy, prompt) for _ in range(2)] == [7, 7]
-    forget()
-    longer = prompt_of(cache, PAGES + 1)
-    move(toy, *legs, prompt=longer)
-    assert serve(toy, longer) == 8, "backups keep the last page, and its windows"
 
 
 # ---- what is kept ----------------------------------------------------------------------------------------------------
@@ -193,16 +161,6 @@ def test_a_page_that_no_request_can_reuse_is_no_miss() -> None:
     assert not cache.explain(prompt).losses
 
 
-def test_a_request_is_bound_by_the_component_that_lacks_its_window_before_the_last_page() -> None:
-    toy = engine(layout=LAYOUTS["full-mamba"], device=24)
-    cache = toy.cache
-    records: list[RequestRecord] = []
-    cache.record_to(RequestWatcher(["full", "mamba"], records.append))
-    serve(toy, cache.prompt(np.arange(PAGES * cache.layout.page_size), whole=True))
-    assert serve(toy, prompt_of(cache)) == 0, "whole, it has left a state at its end alone"
-    assert records[-1].bound_by == ("mamba",)
-
-
 def test_a_prefetch_is_worth_what_a_request_can_reuse() -> None:
     toy = engine(MemoryStorage(), layout=FULL, device=24)
     cache, size = toy.cache, FULL.page_size
@@ -240,19 +198,3 @@ def test_a_prompt_resumes_from_the_pages_whose_pairs_it_shares() -> None:
     # Served, it hangs below the node that it cuts.
     serve(toy, toy.cache.prompt(branched, BIGRAMS))
     assert toy.cache.match(toy.cache.prompt(TOKENS, BIGRAMS)).tree_end == 6
-
-
-def test_bigrams_and_single_tokens_never_share_a_page_and_come_back_from_storage_byte_by_byte() -> None:
-    storage = MemoryStorage()
-    toy = engine(storage, layout=THREE, device=16)
-    for namespace in (DEFAULT_NAMESPACE, BIGRAMS):
-        prompt = toy.cache.prompt(TOKENS, namespace)
-        assert serve(toy, prompt) == 0
-        over(toy.cache, toy.cache.backup(prompt))
-    # The tokens that a tree walks for bigrams are these, and another prompt's all the same.
-    assert toy.cache.match(toy.cache.prompt(TOKENS[1:])).tree_end == 0
-    reader = engine(storage, layout=THREE, device=16)
-    for namespace in (DEFAULT_NAMESPACE, BIGRAMS):
-        prompt = reader.cache.prompt(TOKENS, namespace)
-        move(reader, reader.cache.prefetch, reader.cache.load, prompt=prompt)
-        assert reader.read_back(prompt) == prompt.pages_count == 6

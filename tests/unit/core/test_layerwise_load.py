@@ -17,7 +17,7 @@ from unified_cache.components import Full, SlidingWindow
 from unified_cache.controller import LayerwiseLoad, Operation, ThreadWorkers
 from unified_cache.controller.copies.gpu import AT_ONCE, Copied
 from unified_cache.controller.jobs import LoadJob
-from unified_cache.controller.memory import NoBytes, TieredMemory
+from unified_cache.controller.memory import PageMemory, TieredMemory
 from unified_cache.core.errors import CopyError, InputError, OperationTimeoutError, WaitTimeoutError
 from unified_cache.core.page import Prompt
 from unified_cache.core.pool import ModelLayout, PoolSpec, Slots, Tier
@@ -125,7 +125,7 @@ def test_compute_starts_before_the_last_layer_has_arrived() -> None:
 
 def test_pools_are_loaded_side_by_side_by_depth_and_kv_before_sidecars() -> None:
     @dataclass
-    class Counted(NoBytes):
+    class Counted(PageMemory):
         asked: list[tuple[str, int]] = field(default_factory=list)
 
         def layers_count(self, pool: PoolSpec) -> int:
@@ -262,21 +262,6 @@ def test_only_a_load_under_way_that_brings_all_that_is_missing_can_be_followed()
     workers.run()
     cache.poll()
     cache.check()
-
-
-def test_reset_and_close_end_what_is_followed() -> None:
-    toy, workers, prompt = stepped()
-    cache = toy.cache
-    operation, arrival = followed(toy, prompt)
-    workers.run()
-    cache.reset()
-    assert (operation.is_released, out_pages(cache)) == (True, 0)
-    cache.end_layerwise(arrival)
-    cache.check()
-    operation, _ = followed(toy, on_host(toy))
-    workers.run()
-    assert cache.close() == []
-    assert operation.is_released
 
 
 @pytest.mark.parametrize("ending", ["done", "cancelled"])

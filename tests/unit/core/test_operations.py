@@ -25,7 +25,6 @@ from unified_cache.controller import NotStarted, Operation, OperationState, Thre
 from unified_cache.controller.ranks.group import LocalRanks
 from unified_cache.core.config import GuardConfig
 from unified_cache.core.errors import (
-    CancelledError,
     ClosedError,
     InternalError,
     StateError,
@@ -150,51 +149,6 @@ def test_a_worker_survives_whatever_a_store_raises_and_says_so() -> None:
 
 
 # ---- cancel ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("leg", [TransferKind.BACKUP, TransferKind.LOAD, TransferKind.STORE, TransferKind.PREFETCH])
-@pytest.mark.parametrize("jobs_run", [0, 1])
-def test_a_transfer_cancelled_at_any_job_keeps_nothing_and_gives_all_back(leg: TransferKind, jobs_run: int) -> None:
-    store, workers = MemoryStorage(), Stepped()
-    filled(store)
-    toy = engine(store, workers=workers)
-    cache = toy.cache
-    prompt = cache.prompt(tokens(6))
-    if leg is not TransferKind.PREFETCH:
-        serve(toy, 6)
-    if leg is TransferKind.LOAD:
-        done = started(cache.backup(prompt))
-        while done.state is OperationState.RUNNING:
-            workers.run()
-            cache.poll()
-        cache._ledger._take_back(cache._ledger.tree.evict(Tier.DEVICE, 0, 12))
-    start = {
-        TransferKind.BACKUP: cache.backup,
-        TransferKind.STORE: cache.backup,
-        TransferKind.LOAD: cache.load,
-        TransferKind.PREFETCH: cache.prefetch,
-    }
-    before = cache.stats().traffic
-    operation = started(start[leg](prompt))
-    if leg is not TransferKind.LOAD:
-        for _ in range(jobs_run):  # queued, or done but unclaimed after the next job
-            workers.run()
-            cache.poll()
-    assert cache.cancel(operation)
-    assert operation.state is OperationState.CANCELLED
-    assert isinstance(operation.error, CancelledError)
-    assert not operation.is_released, "its job may still run"
-    assert not cache.cancel(operation), "once is enough"
-    assert cache.poll() == [operation]
-    workers.run()
-    assert cache.poll() == [], "it has been told"
-    assert operation.is_released
-    assert out_pages(cache) == 0
-    cache.check()
-    if leg is TransferKind.LOAD:
-        assert cache.match(prompt).device_end == 0
-        assert cache.stats().traffic[TransferKind.LOAD] == before[TransferKind.LOAD]
-    assert cache.close() == []
 
 
 @pytest.mark.parametrize("leg", [TransferKind.STORE, TransferKind.PREFETCH])
@@ -384,16 +338,3 @@ def test_a_store_can_be_attached_and_detached_while_the_cache_runs() -> None:
     cache.wait_all(1)
     assert other.bytes_used > 0
     assert cache.close() == []
-
-
-def test_detaching_ends_what_moves_and_keeps_what_has_come() -> None:
-    store, workers = MemoryStorage(), Stepped()
-    filled(store)
-    cache = engine(store, workers=workers, close_timeout_s=0.05).cache
-    operation = started(cache.prefetch(cache.prompt(tokens(6))))
-    cache.detach()
-    workers.run(len(workers.waiting))
-    cache.poll()
-    assert (operation.state, operation.pages_count, out_pages(cache)) == (OperationState.DONE, 0, 0)
-    assert cache.prefetch(cache.prompt(tokens(6))) is NotStarted.NO_STORAGE
-    cache.check()

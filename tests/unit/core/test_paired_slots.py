@@ -86,49 +86,6 @@ def test_allocation_is_both_or_nothing_r3() -> None:
     assert pool.unchanged() == before
 
 
-def test_ids_diverge_as_soon_as_one_side_frees_r4() -> None:
-    # R4 names SWA slots [4, 1], from a queue; a stack gives the freed ones first. Either way they are not [4, 5].
-    pool = Pool(8, 4)
-    pages = pool.allocate(3)
-    pool.trim(pages, 1)
-    assert pool.map.table.tolist()[:4] == [0, 0, 0, 3]
-    assert pool.free_counts() == (5, 3)
-    assert [found.tolist() for found in pool.allocate(2)] == [[4, 5], [1, 2]]
-    assert pool.peers(1, 2, 3, 4, 5) == [0, 0, 3, 1, 2]
-
-
-def test_a_tail_allocation_maps_the_last_pages_and_leaves_the_others_unmapped_r6() -> None:
-    # 0 -> 12, tail 4, full 32, SWA 16, pages of 4: Full 4 .. 15, map [0] * 8 + [4 .. 7], free (20, 12).
-    pool = Pool(8, 4)
-    assert [found.tolist() for found in pool.allocate(3, 1)] == [[1, 2, 3], [-1, -1, 1]]
-    assert pool.peers(1, 2, 3) == [0, 0, 1]
-    assert pool.free_counts() == (5, 3)
-
-
-@pytest.mark.parametrize("tail_count", [0, 1, 2, 4])
-def test_pages_that_come_again_do_not_bring_their_old_peers_r6(tail_count: int) -> None:
-    # sglang #25805: recycled Full pages kept a former request's peers, and freeing them freed another's.
-    pool = Pool(4, 4)
-    pool.ledger.free_pages(pool.allocate(4))
-    pages = pool.allocate(4, tail_count)
-    found = [peer > 0 for peer in pool.peers(*pages[FULL].tolist())]
-    assert found == [False] * (4 - tail_count) + [True] * tail_count
-    pool.ledger.free_pages(pages)
-    assert pool.free_counts() == (4, 4)
-    assert sorted(pool.allocate(4)[SWA].tolist()) == [1, 2, 3, 4]
-
-
-def test_freeing_peers_keeps_full_and_can_be_repeated_without_freeing_twice_r8() -> None:
-    pool = Pool(8, 4)
-    pages = pool.allocate(4)
-    for _ in range(2):
-        pool.trim(pages, 2)
-        assert pool.peers(1, 2, 3, 4) == [0, 0, 3, 4]
-        assert pool.free_counts() == (4, 2)
-    assert pool.paired.full.is_out(slots(1, 2))
-    assert sorted(pool.allocate(2)[SWA].tolist()) == [1, 2]
-
-
 def test_full_alone_is_freed_only_without_a_peer_r9() -> None:
     pool = Pool(8, 4)
     pool.trim(pool.allocate(4), 2)
@@ -137,55 +94,6 @@ def test_full_alone_is_freed_only_without_a_peer_r9() -> None:
     assert pool.free_counts() == (4, 2)
     pool.ledger.free(Tier.DEVICE, FULL, slots(1, 2))
     assert pool.free_counts() == (6, 2)
-
-
-def test_a_tombstone_keeps_its_full_slot_and_has_no_peer_r11() -> None:
-    pool = Pool(8, 4)
-    pages = pool.allocate(4)
-    pool.ledger.insert(prompt(4), 0, pages, Tier.DEVICE)
-    other = pool.allocate(4)
-    assert pool.peers(*pages[FULL].tolist()) == [0, 0, 0, 0]
-    assert pool.paired.full.is_kept(pages[FULL])
-    assert sorted(pool.peers(*other[FULL].tolist())) == [1, 2, 3, 4]
-    pool.ledger.check()
-
-
-def test_a_locked_tombstone_takes_the_incoming_peer_and_keeps_its_full_slot_r13() -> None:
-    # Kept [4 .. 7] -> 0, incoming [8 .. 11] -> [4 .. 7]; after: kept -> [4 .. 7], incoming -> 0, free (28, 12).
-    pool = Pool(8, 4)
-    pool.ledger.insert(prompt(1), 0, pool.allocate(1, 0), Tier.DEVICE)
-    tree = pool.ledger.tree
-    lock = tree.lock(tree.match(prompt(1)), 1, Tier.DEVICE)
-    incoming = pool.allocate(1)
-    assert pool.peers(1, 2) == [0, 1]
-    inserted = pool.ledger.insert(prompt(1), 0, incoming, Tier.DEVICE)
-    assert [found.tolist() for found in inserted.duplicates] == [[2], []]
-    assert pool.peers(1, 2) == [1, 0]
-    assert pool.free_counts() == (7, 3)
-    tree.unlock(lock)
-    pool.ledger.check()
-
-
-@pytest.mark.parametrize("full_goes_too", [True, False])
-def test_a_load_maps_new_slots_and_of_full_that_is_still_there_the_old_ones_r17(full_goes_too: bool) -> None:
-    pool = Pool(8, 4)
-    ledger, tree = pool.ledger, pool.ledger.tree
-    ledger.insert(prompt(3), 0, pool.allocate(3, 2), Tier.DEVICE)
-    with ledger.moving(tree.match(prompt(3)), 3, Tier.DEVICE, Tier.HOST) as backup:
-        assert backup is not None
-        ledger.publish(backup)
-    ledger.free_pages(pool.allocate(8 if full_goes_too else 5, 4))
-    assert tree.match(prompt(3)).device_end == 0
-    with ledger.moving(tree.match(prompt(3)), 3, Tier.HOST, Tier.DEVICE) as load:
-        assert load is not None
-        assert sorted(part.component for part in load.parts) == ([FULL, SWA] if full_goes_too else [SWA])
-        ledger.publish(load)
-    found = tree.match(prompt(3))
-    assert found.device_end == 3
-    full, swa = (found.slots(Tier.DEVICE, component, 0, 3).tolist() for component in (FULL, SWA))
-    assert pool.peers(*full) == [0, *swa[1:]]
-    assert 0 not in swa
-    ledger.check()
 
 
 # ---- one allocator -------------------------------------------------------------------------------------------------

@@ -10,17 +10,15 @@ import pytest
 from tests.support.cache import ToyEngine
 from tests.support.clock import ManualClock
 from tests.support.components import every_hybrid, every_layout, recurrent_state, sliding_window
-from tests.support.conversations import ROOM, HostModel, pages_on, store_turns
+from tests.support.conversations import ROOM, HostModel, store_turns
 from tests.support.operations import FULL as FULL_LAYOUT
 from tests.support.operations import (
     HYBRID,
-    PAGE,
     Stepped,
     UnreturnedCall,
     engine,
     filled,
     head_of,
-    numbered_pages,
     out_pages,
     over,
     present,
@@ -29,16 +27,13 @@ from tests.support.operations import (
     started,
     tokens,
 )
-from tests.support.ranks import ThreadRanks, digest_of, in_threads, same
 from tests.support.store_calls import ScriptedStorage, at, raising
 from unified_cache.cache.cache import UnifiedCache
-from unified_cache.components import Full, RecurrentState, SlidingWindow
+from unified_cache.components import Full
 from unified_cache.controller import (
-    InlineWorkers,
     LeftOut,
     Operation,
     OperationState,
-    ThreadWorkers,
     TransferKind,
     Workers,
 )
@@ -80,16 +75,6 @@ def labels_of(cache: UnifiedCache, page: int, component: int) -> list[Label]:
 
 
 @every_layout
-def test_windows_of_ends_in_between_come_too(layout: ModelLayout) -> None:
-    _, cache = opened(layout)
-    assert prefetched(cache, 16).pages_count == 16
-    kept = pages_on(cache, prompt_of_pages(cache, 16), Tier.HOST)
-    for end in TURNS[:-1]:
-        for held, component in zip(kept, layout.components, strict=True):
-            assert set(range(max(0, end - component.span), end)) <= held
-
-
-@every_layout
 def test_a_flawed_page_is_a_page_that_did_not_come_and_is_taken_out_of_storage(layout: ModelLayout) -> None:
     store, cache = opened(layout, (6, 8))
     (label, *_) = labels_of(cache, 7, len(layout.components) - 1)
@@ -99,25 +84,6 @@ def test_a_flawed_page_is_a_page_that_did_not_come_and_is_taken_out_of_storage(l
     assert prefetched(cache, 8).pages_count == model.end >= 6
     assert cache.stats().flawed_pages == 1
     assert store.exists([label]) == [Answer.MISS]
-
-
-@every_layout
-def test_storage_that_lacks_only_what_the_device_holds_adds_all_the_rest(layout: ModelLayout) -> None:
-    store = stored(layout, (8,))
-    toy = engine(store, layout=layout, device=ROOM)
-    cache = toy.cache
-    serve(toy, 4)
-    store.remove(
-        [
-            label
-            for page in range(4)
-            for number in range(len(layout.components))
-            for label in labels_of(cache, page, number)
-        ]
-    )
-    assert prefetched(cache, 8).pages_count == 4
-    assert cache.match(prompt_of_pages(cache, 8)).host_end == 8
-    cache.check()
 
 
 @every_layout
@@ -202,100 +168,6 @@ def test_windows_of_ends_in_between_at_most_double_what_is_read(layout: ModelLay
         min(component.span, 24) * sum(sizes[pool.name] for pool in component.pools) for component in windows
     )
     assert sum(sizes[label.pool] for label in store.came) <= 2 * full_bytes + last_bytes
-
-
-@every_layout
-@pytest.mark.parametrize("losing_rank", [0, 1])
-def test_what_did_not_come_on_one_rank_is_done_without_on_all(layout: ModelLayout, losing_rank: int) -> None:
-    def live(ranks: ThreadRanks) -> tuple[str, int, int, list[set[int]]]:
-        store = ScriptedStorage()
-        store_turns(layout, store, range(1, 9), head_of(ranks))
-        cache = engine(store, layout=layout, device=ROOM, ranks=ranks).cache
-        if ranks.rank == losing_rank:
-            store.vanishing = {labels_of(cache, 7, len(layout.components) - 1)[-1]}
-        operation = over(cache, cache.prefetch(prompt_of_pages(cache, 8)))
-        kept = pages_on(cache, prompt_of_pages(cache, 8), Tier.HOST)
-        return digest_of(cache), operation.pages_count, out_pages(cache), kept
-
-    _, gained, out, kept = same(in_threads(2, live))
-    assert (gained, out) == (7, 0)
-    assert kept[0] == set(range(7 if len(layout.components) == 1 else 8))
-
-
-@every_layout
-def test_a_prefetch_without_any_room_gains_nothing_and_is_no_failure(layout: ModelLayout) -> None:
-    store, cache = opened(layout)
-    ledger = cache._ledger
-    taken = present(ledger.allocate(Tier.HOST, 0, ledger.capacity(Tier.HOST, 0)))
-    store.take()
-    operation = prefetched(cache, 16)
-    assert (operation.state, operation.pages_count, store.asked) == (OperationState.PARTIAL, 0, [])
-    ledger.free(Tier.HOST, 0, taken)
-    assert prefetched(cache, 16).pages_count == 16
-
-
-# ---- windows that memory has lost while Full stayed ----------------------------------------------------------------
-
-
-FULL = Full((PoolSpec("kv", 64),))
-WINDOW = SlidingWindow(2 * PAGE, PAGE, (PoolSpec("swa", 32), PoolSpec("swa_scale", 24)))
-STATE = RecurrentState((PoolSpec("mamba", 48),))
-
-
-def small_engine(*components: Component) -> ToyEngine:
-    layout = ModelLayout(PAGE, (FULL, *components))
-    sizes = (16, *(8 for _ in components))
-    return ToyEngine(layout, sizes, sizes, MemoryStorage(), InlineWorkers())
-
-
-def prompt_of(toy: ToyEngine, *numbers: int) -> Prompt:
-    return toy.cache.prompt(numbered_pages(*numbers))
-
-
-def served_and_stored(toy: ToyEngine, *numbers: int) -> Prompt:
-    prompt = toy.run(prompt_of(toy, *numbers))
-    over(toy.cache, toy.cache.backup(prompt))
-    return prompt
-
-
-def bring(toy: ToyEngine, prompt: Prompt) -> int:
-    """Bring a prompt up and verify it; return how many of its pages can be resumed from."""
-    for leg in (toy.cache.prefetch, toy.cache.load):
-        assert over(toy.cache, leg(prompt)).error is None
-    return toy.read_back(prompt)
-
-
-@pytest.mark.parametrize("components", [(WINDOW,), (STATE,), (WINDOW, STATE)])
-def test_a_window_that_memory_lost_comes_back_while_full_stays(
-    components: tuple[Component, ...],
-) -> None:
-    toy = small_engine(*components)
-    prompt = served_and_stored(toy, 1, 2, 3, 4)
-    for component in range(1, len(components) + 1):
-        toy.forget(*Tier, components=[component])
-    assert toy.cache.match(prompt).host_end == 0
-    assert bring(toy, prompt) == 4
-    fetched = toy.cache.stats().traffic[TransferKind.PREFETCH].component_pages
-    assert fetched == [0, *(component.span for component in components)], "of Full, nothing was missing"
-
-
-def test_a_window_in_the_middle_comes_back_for_a_prompt_that_goes_on_otherwise() -> None:
-    toy = small_engine(WINDOW)
-    served_and_stored(toy, 1, 2, 3)
-    served_and_stored(toy, 1, 2, 3, 4, 5, 6)
-    toy.forget(*Tier, components=[1])
-    assert bring(toy, prompt_of(toy, 1, 2, 3, 9, 9)) == 3
-
-
-def test_tombstones_and_the_rest_of_the_prefix_come_together() -> None:
-    toy = small_engine(WINDOW)
-    prompt = served_and_stored(toy, 1, 2, 3, 4, 5)
-    toy.forget(*Tier, components=[1])
-    ledger = toy.cache._ledger
-    for tier in Tier:
-        ledger._take_back(ledger.tree.evict(tier, 0, 1))
-    assert bring(toy, prompt) == 5
-    assert toy.cache.stats().traffic[TransferKind.PREFETCH].component_pages == [1, 2]
 
 
 # ---- single flight: pages that one prefetch brings are not read again by another -------------------------------------
@@ -501,28 +373,6 @@ def test_the_budget_of_prefetches_does_not_keep_one_from_waiting() -> None:
     operations = waiting(cache, workers, [prompt] * 2)
     finish(cache, workers)
     assert [operation.pages_count for operation in operations] == [10, 10]
-
-
-@pytest.mark.parametrize("failing_rank", [None, 0, 1])
-def test_ranks_wait_and_take_over_alike(failing_rank: int | None) -> None:
-    def live(rank_group: ThreadRanks) -> tuple[str, list[tuple[str, int]], int]:
-        store = ScriptedStorage()
-        cache = forgetful(store, ThreadWorkers.start(), ranks=rank_group).cache
-        prompt = cache.prompt(tokens(10))
-        if rank_group.rank == failing_rank:
-            store.before[Method.GET] = at(0, raising(StorageError("once", retryable=False)))
-        operations = [started(cache.prefetch(each)) for each in (prompt, prompt, cache.prompt(branch()))]
-        cache.wait_all(WAIT_S)
-        # Whoever's look-up ends first on all ranks reads first, and fails there.
-        ends = sorted((operation.state.value, operation.pages_count) for operation in operations)
-        found = digest_of(cache), ends, out_pages(cache)
-        cache.close()
-        return found
-
-    _, ends, out = same(in_threads(2, live))
-    first = ("done", 10) if failing_rank is None else ("failed", 0)
-    assert ends == [("done", 10), ("done", 10), first]
-    assert out == 0
 
 
 # ---- room that others hold ---------------------------------------------------------------------------------------

@@ -240,20 +240,6 @@ def stepped(ranks: ThreadRanks, store: MemoryStorage | None = None) -> tuple[Toy
     return engine(store, ranks=ranks, workers=workers, clock=clock, operation_timeout_s=2.0), workers, clock
 
 
-def test_a_transfer_goes_on_when_its_job_has_ended_on_every_rank() -> None:
-    def live(ranks: ThreadRanks) -> list[int]:
-        toy, workers, _ = stepped(ranks)
-        toy.cache.backup(serve(toy, 4))
-        told: list[int] = []
-        for poll in range(3):
-            if poll == ranks.rank:
-                workers.run()
-            told.append(len(toy.cache.poll()))
-        return told
-
-    assert same(in_threads(3, live)) == [0, 0, 1]
-
-
 def test_a_transfer_that_is_too_late_by_one_clock_is_too_late_by_all() -> None:
     def live(ranks: ThreadRanks) -> tuple[int, int, str]:
         toy, workers, clock = stepped(ranks)
@@ -341,25 +327,6 @@ def test_ranks_that_lose_one_fail_what_moves_once_and_go_on_with_the_device_alon
         assert cache.stats().operations_declined == 3
         cache.check()
         assert cache.close() == []
-
-    in_threads(2, live, timeout_s=1.0)
-
-
-def test_a_rank_that_is_lost_while_a_transfer_starts_fails_it() -> None:
-    def live(ranks: ThreadRanks) -> None:
-        toy = engine(ranks=ranks)
-        cache = toy.cache
-        prompt = serve(toy, 4)
-        if ranks.rank == 0:
-            operation = cache.backup(prompt)
-            assert operation
-            assert isinstance(operation.error, RankLostError)
-            assert out_pages(cache) == 0
-            with pytest.raises(RankLostError):
-                cache.poll()
-            assert cache.poll() == [operation]
-            cache.reset()
-            cache.check()
 
     in_threads(2, live, timeout_s=1.0)
 

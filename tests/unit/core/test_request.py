@@ -11,10 +11,10 @@ import pytest
 from tests.support.cache import ToyEngine, toy_layout
 from tests.support.components import COMPONENT_SETS
 from tests.support.operations import engine as toy_engine
-from tests.support.operations import over, present
+from tests.support.operations import over, present, prompt_of_pages
 from tests.support.store_calls import ScriptedStorage
 from unified_cache.cache.request import Request
-from unified_cache.controller import InlineWorkers, TransferKind
+from unified_cache.controller import TransferKind
 from unified_cache.core.config import EvictionConfig, EvictionPolicy
 from unified_cache.core.errors import InputError, StateError
 from unified_cache.core.page import Namespace, Prompt
@@ -27,13 +27,12 @@ LAYOUTS = {name: layouts[0] for name, layouts in COMPONENT_SETS.items() if layou
 PAGES = 8
 
 
-def engine(layout: ModelLayout, pages: int = 24) -> ToyEngine:
-    sizes = tuple(pages for _ in layout.components)
-    return ToyEngine(layout, sizes, sizes, MemoryStorage(), InlineWorkers())
+def engine(layout: ModelLayout = toy_layout((SPAN_ALL, 3), 1), pages: int = 24) -> ToyEngine:
+    return toy_engine(MemoryStorage(), layout=layout, device=pages)
 
 
 def prompt_of(toy: ToyEngine, pages: int = PAGES, first: int = 0) -> Prompt:
-    return toy.cache.prompt(np.arange(first, first + pages * toy.page_size, dtype=np.int32), whole=True)
+    return prompt_of_pages(toy.cache, pages, first)
 
 
 def compute(toy: ToyEngine, request: Request) -> None:
@@ -81,7 +80,7 @@ def test_a_request_brings_its_prefix_from_the_slowest_tier_that_has_it(layout: M
 
 
 def test_a_prefix_on_the_device_is_pinned_at_once() -> None:
-    toy = engine(toy_layout((SPAN_ALL, 3), 1))
+    toy = engine()
     prompt = prompt_of(toy)
     served(toy, prompt)
     with toy.cache.bring(prompt) as request:
@@ -90,7 +89,7 @@ def test_a_prefix_on_the_device_is_pinned_at_once() -> None:
 
 
 def test_an_engine_that_polls_sees_what_moves() -> None:
-    toy = engine(toy_layout((SPAN_ALL, 3), 1))
+    toy = engine()
     prompt = prompt_of(toy)
     served(toy, prompt)
     toy.cache.backup(prompt)
@@ -134,7 +133,7 @@ def test_leaving_at_any_moment_gives_all_back(layout: ModelLayout, polls: int) -
 
 
 def test_an_answer_adds_pages_that_a_longer_prompt_hits() -> None:
-    toy = engine(toy_layout((SPAN_ALL, 3), 1))
+    toy = engine()
     longer = prompt_of(toy, PAGES + 6)
     with toy.cache.bring(longer.head(PAGES)) as request:
         compute(toy, request)
@@ -151,7 +150,7 @@ def test_an_answer_adds_pages_that_a_longer_prompt_hits() -> None:
 
 
 def test_a_request_without_room_is_computed_and_not_kept() -> None:
-    toy = engine(toy_layout((SPAN_ALL, 3), 1), pages=10)
+    toy = engine(pages=10)
     with toy.cache.bring(prompt_of(toy)) as first, toy.cache.bring(prompt_of(toy, first=100)) as second:
         compute(toy, first)
         second.wait(timeout_s=5)
@@ -162,7 +161,7 @@ def test_a_request_without_room_is_computed_and_not_kept() -> None:
 
 
 def test_calls_out_of_turn_are_refused() -> None:
-    toy = engine(toy_layout((SPAN_ALL, 3), 1))
+    toy = engine()
     served(toy, prompt_of(toy))  # so that nothing is read, whatever the deadline
     for bad in (0, -1, math.nan):
         with pytest.raises(InputError):
@@ -179,7 +178,7 @@ def test_calls_out_of_turn_are_refused() -> None:
 
 
 def test_a_prompt_that_is_inserted_in_parts_stays_whole() -> None:
-    toy = engine(toy_layout((SPAN_ALL, 3), 1))
+    toy = engine()
     prompt = prompt_of(toy)
     with toy.cache.bring(prompt) as request:
         request.wait(timeout_s=5)
@@ -223,7 +222,7 @@ def test_what_a_request_computes_has_its_priority() -> None:
 
 
 def test_a_request_ends_quietly_after_its_cache() -> None:
-    toy = engine(toy_layout((SPAN_ALL, 3), 1))
+    toy = engine()
     with toy.cache.bring(prompt_of(toy)) as request:
         request.wait(timeout_s=5)
         request.allocate()
@@ -231,7 +230,7 @@ def test_a_request_ends_quietly_after_its_cache() -> None:
 
 
 def test_pages_are_filed_under_no_other_prompt_than_they_were_computed_for() -> None:
-    toy = engine(toy_layout((SPAN_ALL, 3), 1))
+    toy = engine()
     prompt, stranger = prompt_of(toy), prompt_of(toy, PAGES + 2, first=100)
     salted = toy.cache.prompt(np.arange(PAGES + 2), Namespace(tenant="other"), whole=True)
     with toy.cache.bring(prompt) as request:
@@ -249,7 +248,7 @@ def test_pages_are_filed_under_no_other_prompt_than_they_were_computed_for() -> 
 
 @pytest.mark.parametrize("moves", [False, True])
 def test_a_request_that_is_dropped_unclosed_gives_all_back_at_the_next_look(moves: bool) -> None:
-    toy = engine(toy_layout((SPAN_ALL, 3), 1))
+    toy = engine()
     prompt = prompt_of(toy)
     served(toy, prompt)
     toy.cache.backup(prompt)
@@ -281,7 +280,7 @@ REFUSED: tuple[Callable[[Request], object], ...] = (
 
 @pytest.mark.parametrize("call", REFUSED)
 def test_a_request_refuses_values_of_another_kind(call: Callable[[Request], object]) -> None:
-    toy = engine(toy_layout((SPAN_ALL, 3), 1))
+    toy = engine()
     served(toy, prompt_of(toy))
     with toy.cache.bring(prompt_of(toy)) as request, pytest.raises(InputError):
         call(request)

@@ -4,12 +4,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from tests.support.cache import ToyEngine
 from tests.support.components import every_layout
-from tests.support.operations import over, present
+from tests.support.operations import engine, over, present, prompt_of_pages, serve
 from tests.support.store_calls import ScriptedStorage, StoreCall
 from tests.support.tables import check_tables
-from unified_cache.controller import InlineWorkers
 from unified_cache.controller.memory import TieredMemory
 from unified_cache.core.page import Prompt
 from unified_cache.core.pool import ModelLayout, PoolSpec, Slots, Tier
@@ -33,12 +31,9 @@ class WatchedCache:
     def __init__(self, layout: ModelLayout) -> None:
         self.store = ScriptedStorage()
         self.layout = layout
-        sizes = tuple(SLOTS for _ in layout.components)
-        self.toy = ToyEngine(layout, sizes, sizes, self.store, InlineWorkers())
+        self.toy = engine(self.store, layout=layout, device=SLOTS)
         self.cache = self.toy.cache
-        self.prompt: Prompt = self.cache.prompt(range(PAGES * layout.page_size))
-        lock = present(self.toy.serve(self.prompt))
-        self.cache.release(lock)
+        self.prompt: Prompt = serve(self.toy, PAGES)
 
     def back_up(self) -> None:
         over(self.cache, self.cache.backup(self.prompt))
@@ -145,10 +140,9 @@ def test_pools_are_copied_kv_before_sidecars_in_both_directions(
 
 @every_layout
 def test_a_cache_at_rest_remembers_nothing_of_what_is_over(layout: ModelLayout) -> None:
-    sizes = tuple(SLOTS for _ in layout.components)
-    toy = ToyEngine(layout, sizes, sizes, MemoryStorage(), InlineWorkers())
+    toy = engine(MemoryStorage(), layout=layout, device=SLOTS)
     cache = toy.cache
-    prompt = cache.prompt(range(6 * layout.page_size))
+    prompt = prompt_of_pages(cache, PAGES)
     for _ in range(2):
         over(cache, cache.prefetch(prompt))
         over(cache, cache.load(prompt))

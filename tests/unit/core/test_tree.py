@@ -57,16 +57,6 @@ def slots(*values: int) -> Slots:
     return np.array(values, np.int32)
 
 
-def test_a_split_keeps_both_halves_locked() -> None:
-    toy = Toy()
-    toy.insert(1, 2, 3, 4)
-    held = toy.lock(1, 2, 3, 4)
-    toy.insert(1, 2, 9)
-    assert toy.evict(99) == [9]
-    toy.tree.unlock(held)
-    assert toy.evict(99) == [4, 3, 2, 1]
-
-
 def test_locking_a_long_path_touches_its_last_node_alone() -> None:
     toy = Toy()
     for end in range(1, 20):
@@ -147,15 +137,6 @@ def insert_at(tree: RadixTree, prompt: Prompt, start: int, first_slot: int, tier
 
 PROMPT = Prompt.of([1, 2, 3, 4], 1)
 
-CHANGES: dict[str, Callable[[RadixTree], object]] = {
-    "a longer prompt": lambda tree: insert_at(tree, Prompt.of([1, 2, 3, 4, 5], 1), 4, 5),
-    "a branch": lambda tree: insert_at(tree, Prompt.of([1, 2, 9], 1), 2, 5),
-    "a page of it evicted": lambda tree: tree.evict(Tier.DEVICE, 0, 1),
-    "all of it evicted": lambda tree: tree.evict(Tier.DEVICE, 0, 4),
-    "the host has it too": lambda tree: insert_at(tree, PROMPT, 0, 1, Tier.HOST),
-    "cleared": RadixTree.clear,
-}
-
 
 def tree_of_prompt() -> RadixTree:
     tree = RadixTree(toy_components((SPAN_ALL,)), 1)
@@ -169,28 +150,6 @@ def test_a_prompt_is_found_by_the_same_match_while_nothing_changes() -> None:
     tree.unlock(tree.lock(found, 4, Tier.DEVICE))
     assert tree.match(PROMPT) is found
     assert tree.peek(PROMPT) is found
-
-
-@pytest.mark.parametrize("change", CHANGES)
-def test_a_prompt_is_looked_for_again_after(change: str) -> None:
-    tree = tree_of_prompt()
-    before = tree.match(PROMPT)
-    CHANGES[change](tree)
-    found, fresh = tree.match(PROMPT), tree.match(Prompt.of([1, 2, 3, 4], 1))
-    assert found is not before
-    ends = (found.device_end, found.host_end, found.tree_end)
-    assert ends == (fresh.device_end, fresh.host_end, fresh.tree_end)
-    held = fresh.slots(Tier.HOST, 0, 0, fresh.tree_end)
-    assert found.slots(Tier.HOST, 0, 0, found.tree_end).tolist() == held.tolist()
-
-
-def test_what_is_matched_again_is_recent_again() -> None:
-    tree = tree_of_prompt()
-    other = Prompt.of([7, 8], 1)
-    insert_at(tree, other, 0, 5)
-    for prompt in (PROMPT, other, PROMPT, PROMPT):
-        tree.match(prompt)
-    assert [slot for slots in tree.evict(Tier.DEVICE, 0, 2).slots[0] for slot in slots.tolist()] == [5, 6]
 
 
 # ---- order of eviction ---------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from unified_cache.core.pool import Tier
 from unified_cache.core.settings.cache import EmbeddedSettings
 from unified_cache.core.settings.describe import settings_of
 from unified_cache.core.settings.loading import SECTIONS
-from unified_cache.core.sizes import SizedTiers, prompt_bytes
+from unified_cache.core.sizes import SizedTiers
 
 FULL_ALONE = ModelLayout(16, (Full((PoolSpec("kv", 4096),)),))
 TWO_COMPONENTS = ModelLayout(16, (Full((PoolSpec("kv", 4096),)), SlidingWindow(64, 16, (PoolSpec("swa", 1024),))))
@@ -39,7 +39,7 @@ def test_bytes_become_pages_that_fill_at_the_same_prompt() -> None:
     config = settings.config(TWO_COMPONENTS)
     sizes = SizedTiers.of(TWO_COMPONENTS, config.retention)
     for pages, tier_bytes, sealed in ((config.device_pages, 1 << 30, False), (config.host_pages, 2 << 30, True)):
-        taken = prompt_bytes(TWO_COMPONENTS, pages, sealed=sealed)
+        taken = TWO_COMPONENTS.prompt_bytes(pages, sealed=sealed)
         assert 0.99 * tier_bytes < taken <= tier_bytes
         ratio = pages[0] / pages[1]
         assert ratio == pytest.approx(sizes.typical_pages[0] / sizes.typical_pages[1], rel=0.01)

@@ -8,7 +8,6 @@ import numpy.typing as npt
 
 from unified_cache.core.errors import ConfigError
 from unified_cache.core.pool import Hits
-from unified_cache.core.sizes import component_bytes
 from unified_cache.sizing.plan.lru_stack import LruStack
 from unified_cache.sizing.plan.resume_points import NEVER, ResumePoints, StoreFootprint
 from unified_cache.sizing.plan.trace_pages import Counts, TracePages
@@ -160,7 +159,7 @@ class LruHits:
         device_ends, memory_ends, total_ends = ends
         device_full, memory_full = full
         components = plan.true_layout.components
-        page_bytes = [component_bytes(each) for each in components]
+        page_bytes = [each.page_bytes for each in components]
         page_objects = [sum(pool.page_bytes > 0 for pool in each.pools) for each in components]
         spans = [each.span for each in components[1:]]
 

@@ -9,7 +9,7 @@ from unified_cache.core.config import CacheConfig, Retention, WritePolicy
 from unified_cache.core.errors import ConfigError, without_secrets
 from unified_cache.core.pool import Component, ModelLayout, PoolSpec
 from unified_cache.core.seal import HEADER_BYTES
-from unified_cache.core.sizes import SizedTiers, available_bytes, bytes_text, prompt_bytes
+from unified_cache.core.sizes import SizedTiers, available_bytes, bytes_text
 from unified_cache.sizing.replay.trace import BLOCK_TOKENS, TraceRequest
 
 DEVICE_PAGES = 2_000
@@ -133,7 +133,7 @@ class ReplayPlan:
         run_storage_bytes = None
         if storage_bytes is not None:
             prompts = sizes.prompts("storage", storage_bytes, sealed=True)
-            run_storage_bytes = int(prompts * prompt_bytes(run, sizes.typical_pages, sealed=True))
+            run_storage_bytes = int(prompts * run.prompt_bytes(sizes.typical_pages, sealed=True))
         return cls(
             model=name,
             layout=run,

@@ -8,7 +8,7 @@ import numpy as np
 
 from unified_cache.cache.cache import UnifiedCache
 from unified_cache.controller import InlineWorkers, NotStarted, Operation, TransferKind
-from unified_cache.controller.memory import NoBytes
+from unified_cache.controller.memory import PageMemory
 from unified_cache.core.config import WritePolicy
 from unified_cache.core.page import Prompt
 from unified_cache.core.pool import Hits, Identity
@@ -51,7 +51,7 @@ class Player:
         subject = "unified-cache replay" if plan.model is None else f"unified-cache replay of {plan.model}"
         identity = Identity(subject, dtype="uint8")
         if not plan.with_bytes:
-            cache = UnifiedCache.assemble(layout, config, NoBytes(), InlineWorkers(), identity, storage)
+            cache = UnifiedCache.assemble(layout, config, PageMemory(), InlineWorkers(), identity, storage)
             return cls(plan, cache, None)
         engine = OracleEngine.allocate(layout, config.device_pages)
         cache = UnifiedCache.open(layout, config, engine.pools, identity=identity, storage=storage)

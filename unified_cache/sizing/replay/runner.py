@@ -15,7 +15,7 @@ from importlib.metadata import version
 import torch
 
 from unified_cache.core.pool import Hits, Tier
-from unified_cache.core.sizes import bytes_text, component_bytes, memory_bytes
+from unified_cache.core.sizes import bytes_text, memory_bytes
 from unified_cache.sizing.replay.missed import MissedTokens
 from unified_cache.sizing.replay.plan import ReplayPlan
 from unified_cache.sizing.replay.player import Player
@@ -140,7 +140,7 @@ def _components(plan: ReplayPlan, players: Sequence[Player]) -> tuple[ComponentU
     return tuple(
         ComponentUse(
             name=component.name,
-            page_bytes=component_bytes(component),
+            page_bytes=component.page_bytes,
             capacity_pages={
                 Tier.DEVICE.name.lower(): plan.config.device_pages[number] * plan.engines,
                 Tier.HOST.name.lower(): plan.config.host_pages[number] * plan.engines,
