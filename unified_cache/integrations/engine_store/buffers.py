@@ -136,16 +136,6 @@ class BounceMemory:
             except BufferError:
                 return  # as above: a view that the store below has not released
 
-    def check(self) -> None:
-        """Assert that every byte is free, reserved or in quarantine, and in one of these alone. For tests."""
-        with self._changed:
-            taken = [(buffer.start, buffer.end) for buffer in (*self._reserved, *self._quarantine)]
-            parts = sorted([*self._free, *taken])
-            assert [start for start, _ in parts] == [0, *(end for _, end in parts[:-1])]
-            assert parts[-1][1] == self._bytes_max
-            assert all(start < end for start, end in parts)
-            assert all(before[1] < after[0] for before, after in zip(self._free, self._free[1:], strict=False))
-
     def _cut(self, gap: tuple[int, int], wanted: int) -> BounceBuffer:
         start, gap_end = gap
         end = start + wanted

@@ -63,8 +63,11 @@ def test_spans_never_overlap_and_every_byte_comes_back(seed: int) -> None:
             case _:
                 pass
         assert memory.quarantined_bytes() == sum(span.size_bytes for span, _ in late)
-        assert memory._reserved == set(lent)
-        memory.check()
+    for _, call in late:
+        call.returned = True
+    for span in lent:
+        memory.release(span)
+    assert memory.reserve(pages_max * PAGE, 0.0) is not None
 
 
 def test_where_only_quarantine_could_make_room_nobody_waits() -> None:
@@ -87,7 +90,6 @@ def test_a_span_that_is_given_back_goes_to_who_waits_and_nobody_waits_for_one_in
         taken = taker.submit(memory.reserve, PAGE, 60.0)
         memory.release(span, LateCall(returned=has_returned))
         assert (taken.result(50.0) is not None) is has_returned
-    memory.check()
 
 
 def test_memory_that_is_closed_is_given_to_nobody_and_outlives_what_is_in_use() -> None:

@@ -18,7 +18,7 @@ from unified_cache.core.seal import HEADER_BYTES
 from unified_cache.integrations.engine_store import EnginePage, EngineStore, EngineStoreConfig, Unavailable
 from unified_cache.integrations.engine_store.buffers import BounceMemory
 from unified_cache.storage_backends.memory import MemoryStorage
-from unified_cache.storage_backends.protocol import Answer, Capability
+from unified_cache.storage_backends.protocol import Answer
 from unified_cache.storage_backends.wrappers import Method
 
 NUMBERS = range(5)
@@ -41,17 +41,11 @@ def no_collection() -> Iterator[None]:
     gc.enable()
 
 
-class ThreadNotingStore(ScriptedStorage):
-    """A bounded store that notes on which threads it is called."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.threads: set[int] = set()
-        for method in (Method.EXISTS, Method.GET, Method.PUT):
-            self.before[method] = lambda: self.threads.add(get_ident())
-
-    def capability(self) -> Capability:
-        return replace(super().capability(), bounded=True, call_s_max=0.1, exists_costs_io=True)
+def bounded() -> ScriptedStorage:
+    """Return a store that returns by itself, whose look-ups take time."""
+    backend = ScriptedStorage()
+    backend.claims = {"bounded": True, "call_s_max": 0.1, "exists_costs_io": True}
+    return backend
 
 
 def test_pages_pass_between_rows_and_a_service_by_no_memory_of_ours(landing: BounceMemory) -> None:
@@ -66,14 +60,14 @@ def test_pages_pass_between_rows_and_a_service_by_no_memory_of_ours(landing: Bou
 
 
 def test_a_bounded_store_is_called_on_the_thread_that_asks() -> None:
-    backend = ThreadNotingStore()
+    backend = bounded()
     with opened_store(backend, CONFIG) as store:
-        rows = EngineRows.holding(NUMBERS)
-        backend.threads.clear()
+        rows, threads = EngineRows.holding(NUMBERS), set[int]()
+        backend.before = dict.fromkeys((Method.EXISTS, Method.GET, Method.PUT), lambda: threads.add(get_ident()))
         store.put(rows.pages(NUMBERS))
         labels = [label_of(number) for number in NUMBERS]
         assert store.exists(labels) == store.get(rows.pages(NUMBERS)) == [Answer.HIT] * len(NUMBERS)
-        assert backend.threads == {get_ident()}
+        assert threads == {get_ident()}
 
 
 @pytest.mark.parametrize(("piece_bytes", "puts_count"), [(None, 1), (HEADER_BYTES + PAGE_BYTES, len(NUMBERS))])
@@ -81,7 +75,7 @@ def test_a_put_of_a_prompt_is_one_call_that_the_store_cuts_itself_unless_told_ho
     piece_bytes: int | None, puts_count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("unified_cache.integrations.engine_store.store.PIECE_BYTES_MAX", HEADER_BYTES + PAGE_BYTES)
-    backend = ThreadNotingStore()
+    backend = bounded()
     with opened_store(backend, replace(CONFIG, piece_bytes=piece_bytes)) as store:
         assert store.put(EngineRows.holding(NUMBERS).pages(NUMBERS)) == [Answer.STORED] * len(NUMBERS)
     assert backend.calls.count(Method.PUT) == puts_count
@@ -99,9 +93,9 @@ def test_rows_of_any_format_are_bytes_to_the_store(landing: BounceMemory) -> Non
 
 
 def test_a_get_that_fails_leaves_no_view_of_the_rows(no_collection: None) -> None:
-    backend = ThreadNotingStore()
+    backend = bounded()
 
-    def fail() -> None:
+    def fail() -> None:  # by an error of each call's own, which nobody keeps
         raise StorageError("told to", retryable=True)
 
     backend.before[Method.GET] = fail
@@ -114,7 +108,7 @@ def test_a_get_that_fails_leaves_no_view_of_the_rows(no_collection: None) -> Non
 
 
 def test_an_interrupt_of_the_caller_in_a_store_is_the_callers() -> None:
-    backend = ThreadNotingStore()
+    backend = bounded()
     backend.before[Method.GET] = at(0, raising(KeyboardInterrupt()))  # as the system does, on the caller's thread
     with opened_store(backend, CONFIG) as store:
         with pytest.raises(KeyboardInterrupt):
@@ -123,7 +117,7 @@ def test_an_interrupt_of_the_caller_in_a_store_is_the_callers() -> None:
 
 
 def test_close_waits_no_longer_than_it_was_told_for_a_caller_in_a_store() -> None:
-    backend, hangs, may_go_on = ThreadNotingStore(), Event(), Event()
+    backend, hangs, may_go_on = bounded(), Event(), Event()
     store = opened_store(backend, CONFIG)
     rows = EngineRows.holding([1])
     store.put(rows.pages([1]))

@@ -3,7 +3,8 @@
 The store counts what it is waited for: where it is frozen, a call takes all the time that it is given.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from itertools import count
@@ -20,7 +21,6 @@ from tests.unit.integrations.engine_store.test_pools import chain, name_of
 from tests.unit.integrations.test_sglang_storage import Engine
 from unified_cache.core.config import GuardConfig
 from unified_cache.core.errors import StorageError
-from unified_cache.core.seal import Label
 from unified_cache.core.window import SPAN_ALL
 from unified_cache.integrations.engine_store import EngineStore, EngineStoreConfig
 from unified_cache.integrations.engine_store.pools import AffineRows, BundlePages, EnginePools, PoolNeed
@@ -28,14 +28,14 @@ from unified_cache.integrations.sglang.linker_tier import LinkerHostTier
 from unified_cache.integrations.sglang.tier_storage import ComponentBundles, TierStorage
 from unified_cache.integrations.vllm import lookups
 from unified_cache.integrations.vllm.settings import TierSettings
-from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.storage_backends.common.bounded_call import time_left_s
 from unified_cache.storage_backends.memory import MemoryStorage
-from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, Store
+from unified_cache.storage_backends.protocol import Answer, Capability, Store
+from unified_cache.storage_backends.wrappers.layer import Method, StorageLayer
 
 SOON_S = 0.3
 """Deadline of what is waited for by the machine's clock."""
-Item = TypeVar("Item", Label, PageIO)
+Result = TypeVar("Result")
 
 DEADLINE_S = 8.0
 """A power of two: times of a manual clock add up exactly."""
@@ -48,53 +48,33 @@ END: dict[bytes, int] = {}
 NEEDS = [PoolNeed(("kv",), SPAN_ALL), PoolNeed(("swa",), 4), PoolNeed(("state",), 1)]
 
 
-class FreezingStorage(MemoryStorage):
+class FreezingStorage(StorageLayer):
     """Answers some calls, then takes all the time of each, and says nothing, or nothing of the last page."""
 
-    def __init__(self, wait: Callable[[float], object], *, is_bounded: bool, is_partial: bool) -> None:
-        super().__init__()
-        self._wait = wait
+    def __init__(self, clock: ManualClock | None, *, is_bounded: bool, is_partial: bool = False) -> None:
+        """Without a clock it takes the machine's time."""
+        super().__init__(MemoryStorage())
+        self.clock = clock
         self._is_bounded, self._is_partial = is_bounded, is_partial
-        self.answered_max: int | None = None
-        """Calls that it still answers; None for all."""
+        self.answered_max = math.inf
+        """Calls that it still answers."""
         self.waited_s = 0.0
 
     def capability(self) -> Capability:
-        return replace(super().capability(), bounded=self._is_bounded, call_s_max=0.1, exists_costs_io=True)
+        return replace(self._backend.capability(), bounded=self._is_bounded, call_s_max=0.1, exists_costs_io=True)
 
-    def register(self, manifest: Manifest, slabs: Mapping[str, memoryview]) -> None:
-        if self._is_frozen():
-            raise StorageError("frozen", retryable=True)
-
-    def exists(self, labels: Sequence[Label]) -> list[Answer]:
-        return self._answer(labels, super().exists)
-
-    def get(self, pages: Sequence[PageIO]) -> list[Answer]:
-        return self._answer(pages, super().get)
-
-    def put(self, pages: Sequence[PageIO], level: Level) -> list[Answer]:
-        return self._answer(pages, lambda part: MemoryStorage.put(self, part, level))
-
-    def clear(self, identity: bytes) -> int:
-        if self._is_frozen():
-            raise StorageError("frozen", retryable=True)
-        return super().clear(identity)
-
-    def _is_frozen(self) -> bool:
-        if self.answered_max is None or self.answered_max > 0:
-            self.answered_max = None if self.answered_max is None else self.answered_max - 1
-            return False
+    def _call(self, method: Method, work: Callable[[], Result]) -> Result:
+        if method is Method.CLOSE or self.answered_max > 0:
+            self.answered_max -= 1
+            return work()
         left_s = time_left_s()
         self.waited_s += left_s
-        self._wait(left_s)
-        return True
-
-    def _answer(self, items: Sequence[Item], ask: Callable[[Sequence[Item]], list[Answer]]) -> list[Answer]:
-        if not self._is_frozen():
-            return ask(items)
-        if not self._is_partial:
+        Event().wait(left_s) if self.clock is None else self.clock.sleep(left_s)
+        answers = work() if self._is_partial else None
+        if not isinstance(answers, list):
             raise StorageError("frozen", retryable=True)
-        return [*ask(items[:-1]), Answer.UNAVAILABLE]
+        answers[-1] = Answer.UNAVAILABLE
+        return answers
 
 
 @pytest.fixture(params=["on a thread", "on the caller's thread"])
@@ -108,19 +88,20 @@ def is_partial(request: pytest.FixtureRequest) -> bool:
 
 
 Opened = tuple[EngineStore, FreezingStorage]
+Open = Callable[..., Opened]
 
 
 @pytest.fixture
-def opened(is_bounded: bool, is_partial: bool) -> Iterator[Callable[[], Opened]]:
+def opened(is_bounded: bool, is_partial: bool) -> Iterator[Open]:
     """Open stores that are waited for by a clock of their own."""
     with ExitStack() as stack:
 
-        def open_one() -> Opened:
-            clock = ManualClock()
-            backend = FreezingStorage(clock.sleep, is_bounded=is_bounded, is_partial=is_partial)
+        def open_one(backend: FreezingStorage | None = None) -> Opened:
+            backend = backend or FreezingStorage(ManualClock(), is_bounded=is_bounded, is_partial=is_partial)
+            assert backend.clock is not None
             guard = GuardConfig(deadline_s=DEADLINE_S, breaker_failures_max=1000)
             config = EngineStoreConfig(guard, piece_bytes=32 << 10, bounce_bytes=1 << 20, call_timeout_s=1000.0)
-            return stack.enter_context(EngineStore.opened_by(lambda: backend, config, clock=clock)), backend
+            return stack.enter_context(EngineStore.opened_by(lambda: backend, config, clock=backend.clock)), backend
 
         yield open_one
 
@@ -150,7 +131,7 @@ CALLS: dict[str, Callable[[EnginePools], object]] = {
 @pytest.mark.parametrize("is_known", [True, False], ids=["pools known", "pools new"])
 @pytest.mark.parametrize("name", CALLS)
 def test_a_call_for_several_pools_waits_for_one_deadline_wherever_the_store_freezes(
-    name: str, is_known: bool, opened: Callable[[], Opened]
+    name: str, is_known: bool, opened: Open
 ) -> None:
     memory = {pool: np.zeros((PAGES, 64), np.uint8) for pool in POOLS}
     for answered_max in count():
@@ -158,8 +139,8 @@ def test_a_call_for_several_pools_waits_for_one_deadline_wherever_the_store_free
         pools = pools_over(store, memory)
         pools.put(BATCH)
         if not is_known:
+            store, _ = opened(backend)
             pools = pools_over(store, memory)
-            store._registrations._by_identity.clear()
         backend.answered_max = answered_max
         CALLS[name](pools)
         pools.close()
@@ -171,7 +152,7 @@ def test_a_call_for_several_pools_waits_for_one_deadline_wherever_the_store_free
 
 @pytest.mark.parametrize("name", ["look-up", "load", "store"])
 def test_a_step_of_vllm_waits_for_one_deadline_however_many_pieces_it_asks_for(
-    name: str, opened: Callable[[], Opened], monkeypatch: pytest.MonkeyPatch
+    name: str, opened: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lookups, "NAMES_MAX", 4)
     keys = [offload_key(number) for number in range(32)]
@@ -198,7 +179,7 @@ def test_a_step_of_vllm_waits_for_one_deadline_however_many_pieces_it_asks_for(
         memory.close()
 
 
-def test_a_write_of_several_components_behind_a_linker_waits_for_one_deadline(opened: Callable[[], Opened]) -> None:
+def test_a_write_of_several_components_behind_a_linker_waits_for_one_deadline(opened: Open) -> None:
     keys = [key.hex() for key in chain(32)]
     store, backend = opened()
     pages_max = dict.fromkeys(POOLS, 64)
@@ -222,7 +203,7 @@ FROZEN: list[FreezingStorage] = []
 
 
 def open_frozen(rest: str, bytes_max: int | None) -> Store:
-    FROZEN.append(FreezingStorage(Event().wait, is_bounded=rest == "bounded", is_partial=False))
+    FROZEN.append(FreezingStorage(None, is_bounded=rest == "bounded"))
     return FROZEN[-1]
 
 

@@ -2,49 +2,42 @@
 
 import threading
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 
+from tests.support.store_calls import ScriptedStorage
+from tests.support.wrappers import PATIENCE_S
 from unified_cache.components import Full
 from unified_cache.core.pool import Identity, ModelLayout, PoolSpec
 from unified_cache.core.seal import Label
 from unified_cache.integrations.engine_store import EnginePage, EngineStore, EngineStoreConfig
 from unified_cache.integrations.engine_store.calls import PART_BYTES_MIN, PARTS_MAX, STARTED_PARTS_MAX
-from unified_cache.storage_backends.memory import MemoryStorage
-from unified_cache.storage_backends.protocol import Answer, Capability, PageIO
+from unified_cache.storage_backends.protocol import Answer
 from unified_cache.storage_backends.wrappers import Method
 
-PATIENCE_S = 10.0
 LAYOUT = ModelLayout(16, (Full((PoolSpec("kv", PART_BYTES_MIN),)),))
 IDENTITY = Identity("model")
 
 
-class PausedParts(MemoryStorage):
+class PausedParts(ScriptedStorage):
     """A store that returns to a thread of the engine store's when the test says so, and interrupts other callers."""
 
     def __init__(self, *, is_bounded: bool, interrupts: bool = False) -> None:
         super().__init__()
-        self._is_bounded, self._interrupts = is_bounded, interrupts
+        self.claims["bounded"] = is_bounded
+        self.before[Method.GET] = self._pause
+        self._interrupts = interrupts
         self.begun = threading.Semaphore(0)
         self.goes_on = threading.Event()
-        self.ended_count = 0
 
-    def capability(self) -> Capability:
-        return replace(super().capability(), bounded=self._is_bounded)
-
-    def get(self, pages: Sequence[PageIO]) -> list[Answer]:
+    def _pause(self) -> None:
         if threading.current_thread().name.startswith("engine-store"):
             self.begun.release()
             assert self.goes_on.wait(PATIENCE_S)
-            answers = super().get(pages)
-            self.ended_count += 1
-            return answers
-        if self._interrupts:
+        elif self._interrupts:
             assert self.begun.acquire(timeout=PATIENCE_S)
             threading.Timer(0.05, self.goes_on.set).start()
             raise KeyboardInterrupt
-        return super().get(pages)
 
 
 def pages_of(rows: Sequence[bytearray]) -> list[EnginePage]:
@@ -54,7 +47,7 @@ def pages_of(rows: Sequence[bytearray]) -> list[EnginePage]:
     ]
 
 
-def opened(backend: MemoryStorage, rows: Sequence[bytearray], config: EngineStoreConfig | None = None) -> EngineStore:
+def opened(backend: PausedParts, rows: Sequence[bytearray], config: EngineStoreConfig | None = None) -> EngineStore:
     """Return a store that holds the rows."""
     store = EngineStore.opened_by(lambda: backend, config)
     store.register(IDENTITY, LAYOUT)
@@ -68,7 +61,7 @@ def test_who_is_interrupted_learns_it_when_no_part_has_rows_any_more() -> None:
     with opened(backend, rows) as store:
         with pytest.raises(KeyboardInterrupt):
             store.get(pages_of(rows))
-        assert backend.ended_count == 1
+        assert len(backend.came) == 1
 
 
 @pytest.mark.parametrize("is_started", [False, True], ids=["waited for", "started"])

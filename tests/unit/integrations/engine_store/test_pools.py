@@ -1,62 +1,32 @@
 """Pools of an engine over one store: look-ups by chain, bundles, pools without bytes, and stores that are away."""
 
 import hashlib
-import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
 
+from tests.support.store_calls import ScriptedStorage
 from unified_cache.core.page import PageKey
 from unified_cache.core.pool import Component, Identity, ModelLayout, PoolSpec
-from unified_cache.core.seal import Label
 from unified_cache.core.window import SPAN_ALL
-from unified_cache.integrations.engine_store import EnginePage, EngineStore
+from unified_cache.integrations.engine_store import EngineStore
 from unified_cache.integrations.engine_store.pools import AffineRows, BundleName, BundlePages, EnginePools, PoolNeed
-from unified_cache.storage_backends.protocol import Answer, Level
+from unified_cache.storage_backends.protocol import Answer
+from unified_cache.storage_backends.wrappers import Method
 
 SLOTS = 64
 
 
-class CountedStore(EngineStore):
-    """An engine store, and the calls that came to it."""
-
-    def __init__(self, store: EngineStore) -> None:
-        self.store = store
-        self.looks: list[int] = []
-        """Labels of each look-up."""
-        self.labels_asked: list[Label] = []
-        self.gets: list[int] = []
-        self.puts: list[list[EnginePage]] = []
-        self.is_away = False
-
-    def remember(self, identity: Identity, layout: ModelLayout) -> list[bytes]:
-        return self.store.remember(identity, layout)
-
-    def due_s(self) -> float:
-        return self.store.due_s()
-
-    def exists(self, labels: Sequence[Label], due_s: float = math.inf) -> list[Answer]:
-        self.looks.append(len(labels))
-        self.labels_asked += labels
-        return [Answer.UNAVAILABLE] * len(labels) if self.is_away else self.store.exists(labels)
-
-    def get(self, pages: Sequence[EnginePage]) -> list[Answer]:
-        self.gets.append(len(pages))
-        return [Answer.UNAVAILABLE] * len(pages) if self.is_away else self.store.get(pages)
-
-    def put(self, pages: Sequence[EnginePage], level: Level = Level.CACHED) -> list[Answer]:
-        self.puts.append(list(pages))
-        return [Answer.UNAVAILABLE] * len(pages) if self.is_away else self.store.put(pages, level)
-
-    def clear(self, identity: bytes, due_s: float = math.inf) -> bool:
-        return self.store.clear(identity)
+@pytest.fixture
+def backend() -> ScriptedStorage:
+    return ScriptedStorage()
 
 
 @pytest.fixture
-def store() -> Iterator[CountedStore]:
-    with EngineStore.open("memory:") as opened:
-        yield CountedStore(opened)
+def store(backend: ScriptedStorage) -> Iterator[EngineStore]:
+    with EngineStore.opened_by(lambda: backend) as opened:
+        yield opened
 
 
 def name_of(pools: tuple[str, ...], pages_bytes: Sequence[int]) -> BundleName:
@@ -68,7 +38,7 @@ def name_of(pools: tuple[str, ...], pages_bytes: Sequence[int]) -> BundleName:
 class Pools:
     """A tier and the memory of its pools."""
 
-    def __init__(self, store: CountedStore, **pages_bytes: int) -> None:
+    def __init__(self, store: EngineStore, **pages_bytes: int) -> None:
         self.tier = EnginePools(store, name_of)
         self.memory: dict[str, np.ndarray[tuple[int, int], np.dtype[np.uint8]]] = {}
         for pool, page_bytes in pages_bytes.items():
@@ -98,18 +68,23 @@ def chain(count: int, name: str = "") -> list[PageKey]:
     return [hashlib.sha256(f"{name}{number}".encode()).digest() for number in range(count)]
 
 
-def test_a_bundle_is_one_object_a_page(store: CountedStore) -> None:
+def test_a_bundle_is_one_object_a_page(store: EngineStore, backend: ScriptedStorage) -> None:
     pools, keys = Pools(store, a=100, b=7), chain(4)
     pools.store(keys, "a", "b")
-    assert [len(batch) for batch in store.puts] == [4]
+    assert len(backend.offered) == 4
     (filled,) = pools.tier.get([BundlePages(("b", "a"), keys, range(10, 14))])
     assert filled == [True] * 4
     assert (pools.memory["a"][10:14, -1] == [1, 2, 3, 4]).all()
     assert (pools.memory["b"][10:14, -1] == [1, 2, 3, 4]).all()
 
 
+def looks(backend: ScriptedStorage) -> list[int]:
+    """Return the labels of each look-up."""
+    return [len(call.labels) for call in backend.noted if call.method is Method.EXISTS and call.labels]
+
+
 @pytest.mark.parametrize("stored", [0, 1, 63, 64, 65, 700])
-def test_a_prefix_ends_at_the_first_page_that_is_missing(store: CountedStore, stored: int) -> None:
+def test_a_prefix_ends_at_the_first_page_that_is_missing(store: EngineStore, stored: int) -> None:
     pools, keys = Pools(store, kv=8), chain(1000)
     for start in range(0, stored, SLOTS):
         pools.store(keys[start : min(start + SLOTS, stored)], "kv")
@@ -118,23 +93,24 @@ def test_a_prefix_ends_at_the_first_page_that_is_missing(store: CountedStore, st
     assert found.reach == {"kv": stored}
 
 
-def test_a_chain_that_is_not_there_costs_a_short_look(store: CountedStore) -> None:
+def test_a_chain_that_is_not_there_costs_a_short_look(store: EngineStore, backend: ScriptedStorage) -> None:
     pools = Pools(store, kv=8)
     assert pools.tier.restorable(chain(50_000), [PoolNeed(("kv",), SPAN_ALL)]).ends == []
-    assert len(store.labels_asked) == 64
+    assert looks(backend) == [64]
 
 
-def test_all_pools_of_a_short_chain_are_looked_up_by_one_call(store: CountedStore) -> None:
+def test_all_pools_of_a_short_chain_are_looked_up_by_one_call(store: EngineStore, backend: ScriptedStorage) -> None:
     pools, keys = Pools(store, kv=8, swa=8, state=8), chain(40)
     for pool in ("kv", "swa", "state"):
         pools.store(keys[:30], pool)
+    backend.take()
     needs = [PoolNeed(("kv",), SPAN_ALL), PoolNeed(("swa",), 4), PoolNeed(("state",), 1)]
     assert pools.tier.restorable(keys, needs).ends == list(range(1, 31))
-    assert store.looks == [3 * 40]
+    assert looks(backend) == [3 * 40]
 
 
 @pytest.mark.parametrize("stored", [64, 65, 320, 321, 400])
-def test_a_window_is_looked_for_as_far_as_a_long_prefix_goes(store: CountedStore, stored: int) -> None:
+def test_a_window_is_looked_for_as_far_as_a_long_prefix_goes(store: EngineStore, stored: int) -> None:
     pools, keys = Pools(store, kv=8, state=8), chain(400)
     for start in range(0, stored, SLOTS):
         pools.store(keys[start : min(start + SLOTS, stored)], "kv")
@@ -145,7 +121,7 @@ def test_a_window_is_looked_for_as_far_as_a_long_prefix_goes(store: CountedStore
     assert found.reach == {"kv": stored, "state": found.ends[-1]}
 
 
-def test_a_window_is_restorable_where_its_last_pages_are(store: CountedStore) -> None:
+def test_a_window_is_restorable_where_its_last_pages_are(store: EngineStore) -> None:
     pools, keys = Pools(store, kv=8, swa=8), chain(10)
     pools.store(keys, "kv")
     pools.store(keys[:1], "swa")
@@ -156,7 +132,7 @@ def test_a_window_is_restorable_where_its_last_pages_are(store: CountedStore) ->
     assert found.reach == {"kv": 10, "swa": 6}
 
 
-def test_a_pool_without_bytes_decides_nothing(store: CountedStore) -> None:
+def test_a_pool_without_bytes_decides_nothing(store: EngineStore, backend: ScriptedStorage) -> None:
     pools, keys = Pools(store, kv=0, c4=8, swa=8), chain(6)
     needs = [PoolNeed(("kv",), SPAN_ALL), PoolNeed(("c4",), SPAN_ALL), PoolNeed(("swa",), 1)]
     assert pools.tier.put([BundlePages(("kv",), keys, range(6))]) == [[True] * 6]
@@ -165,11 +141,11 @@ def test_a_pool_without_bytes_decides_nothing(store: CountedStore) -> None:
     pools.store(keys[:4], "c4")
     pools.store(keys, "swa")
     assert pools.tier.restorable(keys, needs).ends == [1, 2, 3, 4]
-    assert not [label for label in store.labels_asked if label.pool == "kv"]
+    assert not [label for call in backend.noted for label in call.labels if label.pool == "kv"]
     assert pools.tier.get([BundlePages(("kv",), keys, range(6))]) == [[True] * 6]
 
 
-def test_nothing_is_found_of_a_pool_that_nobody_added(store: CountedStore) -> None:
+def test_nothing_is_found_of_a_pool_that_nobody_added(store: EngineStore) -> None:
     pools, keys = Pools(store, kv=8), chain(3)
     pools.store(keys, "kv")
     needs = [PoolNeed(("kv",), SPAN_ALL), PoolNeed(("draft",), SPAN_ALL)]
@@ -180,24 +156,23 @@ def test_nothing_is_found_of_a_pool_that_nobody_added(store: CountedStore) -> No
     assert pools.tier.restorable(keys, needs).ends == [1, 2, 3]
 
 
-def test_a_pool_added_later_leaves_what_is_stored_of_the_others(store: CountedStore) -> None:
+def test_a_pool_added_later_leaves_what_is_stored_of_the_others(store: EngineStore) -> None:
     pools, keys = Pools(store, kv=8), chain(3)
     pools.store(keys, "kv")
     pools.add("draft", 8)
     assert pools.tier.restorable(keys, [PoolNeed(("kv",), SPAN_ALL)]).ends == [1, 2, 3]
 
 
-def test_a_store_that_is_away_is_asked_once_and_answers_nothing(store: CountedStore) -> None:
+def test_a_store_that_is_away_is_asked_once_and_answers_nothing(store: EngineStore, backend: ScriptedStorage) -> None:
     pools, keys = Pools(store, kv=8), chain(300)
-    store.is_away = True
+    backend.answers = dict.fromkeys((Method.EXISTS, Method.GET, Method.PUT), Answer.UNAVAILABLE)
     assert pools.tier.get([BundlePages(("kv",), keys, [0] * 300)]) == [[False] * 300]
     assert pools.tier.put([BundlePages(("kv",), keys, [0] * 300)]) == [[False] * 300]
     assert pools.tier.restorable(keys, [PoolNeed(("kv",), SPAN_ALL)]).ends == []
-    assert store.gets == [300]
-    assert len(store.puts) == 1
+    assert [len(call.labels) for call in backend.noted if call.method is Method.GET] == [300]
 
 
-def test_cleared_pages_are_gone(store: CountedStore) -> None:
+def test_cleared_pages_are_gone(store: EngineStore) -> None:
     pools, keys = Pools(store, kv=8, swa=8), chain(3)
     pools.store(keys, "kv")
     pools.store(keys, "swa")
