@@ -385,37 +385,6 @@ def test_closing_names_the_threads_that_have_not_ended_and_lets_what_waits_run()
     assert waiting.state is CallState.RETURNED
 
 
-def test_a_thread_that_was_replaced_ends_when_its_store_returns() -> None:
-    started, gates = list[Thread](), Gates()
-
-    def start(target: Callable[[], None], name: str) -> None:
-        started.append(Thread(target=target, name=name, daemon=True))
-        started[-1].start()
-
-    threads = CallThreads("call", 1, start=start)
-    hanging = threads.submit(gates.work("a"))
-    assert gates.begun.get(timeout=PATIENCE_S) == "a"
-    assert threads.give_up(hanging)
-    assert threads.submit(lambda: None).settle(PATIENCE_S)
-    assert started[0].is_alive()
-    gates.gates["a"].set()
-    started[0].join(PATIENCE_S)
-    assert not started[0].is_alive()
-    threads.close(PATIENCE_S)
-
-
-def test_a_deferrable_call_that_was_given_up_leaves_its_place_to_the_next() -> None:
-    threads, gates = CallThreads("deferrable", 2, deferrable_max=1), Gates()
-    hanging, _ = (threads.submit(gates.work(name), is_urgent=False) for name in "ab")
-    assert gates.begun.get(timeout=PATIENCE_S) == "a"
-    assert threads.give_up(hanging)
-    assert gates.begun.get(timeout=PATIENCE_S) == "b"
-    for gate in gates.gates.values():
-        gate.set()
-    assert threads.wait_for_lost(PATIENCE_S)
-    assert threads.close(PATIENCE_S) == []
-
-
 def test_a_call_of_its_own_is_made_even_where_nobody_waits_for_it() -> None:
     made = Event()
     with pytest.raises(StorageTimeoutError, match="did not return from close within 0 s") as raised:

@@ -28,12 +28,27 @@ from unified_cache.core.errors import CacheError
 from unified_cache.core.pool import Identity, ModelLayout
 from unified_cache.core.seal import HEADER_BYTES, Label, seal_buffers
 from unified_cache.integrations.engine_store.buffers import BounceBuffer
-from unified_cache.integrations.engine_store.interface import Clock, EnginePage, EngineStoreCounts, Unavailable
+from unified_cache.integrations.engine_store.interface import (
+    Clock,
+    EnginePage,
+    EngineStoreConfig,
+    EngineStoreCounts,
+    Unavailable,
+)
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.storage_backends.common.bounded_call import BoundedCall, bound_steps
 from unified_cache.storage_backends.common.breaker import Backoff, Retries
 from unified_cache.storage_backends.manifest import manifest_of
-from unified_cache.storage_backends.protocol import NAMES_MAX, Answer, Level, PageIO, Store
+from unified_cache.storage_backends.protocol import (
+    BATCH_BYTES,
+    NAMES_MAX,
+    PIECE_BYTES_MAX,
+    Answer,
+    Capability,
+    Level,
+    PageIO,
+    Store,
+)
 from unified_cache.storage_backends.wrappers import Method
 
 ALIGN_BYTES = 64
@@ -318,7 +333,7 @@ class EngineCall:
         self.copied_bytes = 0
         self.interrupt: BaseException | None = None
         """What the caller is interrupted by, to be raised once nobody has the rows."""
-        self._pages = pages
+        self.pages = pages
         self._guard = Lock()
         self._parts: list[Part] = []
         """Under way."""
@@ -331,7 +346,7 @@ class EngineCall:
     @property
     def has_rows(self) -> bool:
         """Whether pages move between the engine's rows and the store, and it is not over."""
-        return bool(self._pages)
+        return bool(self.pages)
 
     @property
     def is_urgent(self) -> bool:
@@ -387,7 +402,7 @@ class EngineCall:
 
     def end(self) -> None:
         """Release the engine's rows, and the caller that waits for the call."""
-        self._pages = ()
+        self.pages = ()
         self._over.release()
 
     def is_over_within(self, timeout_s: float) -> bool:
@@ -399,8 +414,8 @@ class EngineCall:
             return None
         cut = self.cuts[self._next]
         self._next += 1
-        is_copied = bool(self._pages) and not self.is_zero_copy
-        return BufferedPiece(cut, self._pages) if is_copied else Piece(cut, self._pages)
+        is_copied = self.has_rows and not self.is_zero_copy
+        return BufferedPiece(cut, self.pages) if is_copied else Piece(cut, self.pages)
 
     def begin_step(self, piece: Piece, now_s: float) -> bool:
         """Bound the calls to the store that this thread makes next; False where there is no time for one."""
@@ -555,6 +570,35 @@ class CallCounts:
                 self._late_count,
                 self.last_error,
             )
+
+
+def cut_call(
+    call: EngineCall, config: EngineStoreConfig, capability: Capability, *, has_memory: bool, is_here: bool
+) -> int:
+    """Cut a call that moves pages into pieces; return how many of them may be asked at a time.
+
+    ``is_here`` says that its caller waits. Of a durable put pieces are larger, since its pages wait for the disk
+    together, but an eighth of the bounce buffers at most: several calls have a piece there.
+    """
+    is_read = call.method is Method.GET
+    if config.piece_bytes is not None:
+        piece_bytes = config.piece_bytes
+    elif call.is_zero_copy and is_here:
+        piece_bytes = AT_ONCE_BYTES_MAX
+    else:
+        # A page that is put is sealed before the next is copied; one that was not in memory is waited for anyway.
+        is_in_caches = is_read and not has_memory
+        piece_bytes = min(capability.call_bytes if is_in_caches else PIECE_BYTES_MAX, config.bounce_bytes)
+        if call.level is Level.DURABLE:
+            piece_bytes = max(piece_bytes, min(BATCH_BYTES, config.bounce_bytes // 8))
+    parts_max = 1
+    if call.is_taken:
+        pages = call.pages
+        parts_max = PARTS_MAX if is_here or not is_read else STARTED_PARTS_MAX
+        parts_max = max(min(parts_max, len(pages) * payload_bytes(pages[0]) // PART_BYTES_MIN), 1)
+    # A write that nobody waits for is not cut to be faster: small pieces cost more in all.
+    call.cuts = cut_pages(call.pages, piece_bytes, parts_max if is_here or is_read else 1)
+    return parts_max
 
 
 def cut_labels(call: EngineCall) -> list[Cut]:

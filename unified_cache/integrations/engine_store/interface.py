@@ -12,7 +12,7 @@ from unified_cache.core.config import GuardConfig
 from unified_cache.core.errors import ConfigError, check_kind, without_secrets
 from unified_cache.core.seal import Flaw, Label
 from unified_cache.storage_backends.common.breaker import BreakerState
-from unified_cache.storage_backends.protocol import BATCH_BYTES, PIECE_BYTES_MAX, Answer
+from unified_cache.storage_backends.protocol import PIECE_BYTES_MAX, Answer
 from unified_cache.storage_backends.wrappers import Method
 
 logger = logging.getLogger(__name__)
@@ -46,16 +46,6 @@ class EngineStoreConfig:
     call_timeout_s: float = 30.0
     """After this time, for each ``CALL_PAGES`` pages, no further piece of a call is begun. So a call returns after this
     time and one deadline."""
-
-    def piece_bytes_for(self, call_bytes: int, *, is_durable: bool = False) -> int:
-        """Return the size of a piece for a store that asks for calls of ``call_bytes``; of a durable put, a larger one.
-
-        Of bounce buffers without much room it takes an eighth at most: several calls have a piece there.
-        """
-        if self.piece_bytes is not None:
-            return self.piece_bytes
-        usual_bytes = min(call_bytes, PIECE_BYTES_MAX, self.bounce_bytes)
-        return max(usual_bytes, min(BATCH_BYTES, self.bounce_bytes // 8)) if is_durable else usual_bytes
 
     def __post_init__(self) -> None:
         check_kind(self.guard, GuardConfig, "guard as a GuardConfig", ConfigError)

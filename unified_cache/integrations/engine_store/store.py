@@ -36,9 +36,6 @@ from unified_cache.core.sizes import parse_bytes
 from unified_cache.integrations.engine_store.buffers import BounceBuffer, BounceMemory
 from unified_cache.integrations.engine_store.calls import (
     AT_ONCE_BYTES_MAX,
-    PART_BYTES_MIN,
-    PARTS_MAX,
-    STARTED_PARTS_MAX,
     THREADS_MAX,
     WRITES_MAX,
     BufferedPiece,
@@ -50,9 +47,9 @@ from unified_cache.integrations.engine_store.calls import (
     Piece,
     Registrations,
     ask,
+    cut_call,
     cut_labels,
     cut_pages,
-    payload_bytes,
 )
 from unified_cache.integrations.engine_store.interface import (
     CALL_PAGES,
@@ -74,7 +71,7 @@ from unified_cache.storage_backends.common.bounded_call import (
     run_here,
 )
 from unified_cache.storage_backends.common.breaker import Backoff, StoreOpening
-from unified_cache.storage_backends.protocol import PIECE_BYTES_MAX, Answer, Capability, Level, Store
+from unified_cache.storage_backends.protocol import Answer, Capability, Level, Store
 from unified_cache.storage_backends.removals import RemovalFeed, Removals
 from unified_cache.storage_backends.url import check_storage_url, open_storage
 from unified_cache.storage_backends.wrappers import Method, StorageGuard
@@ -299,7 +296,7 @@ class EngineStore:
         if not pages:
             self._threads.submit(int, lambda _: self._end(call), is_urgent=call.is_urgent)
             return
-        self._when_reached(call, lambda: self._begin(call, self._cut(call, pages, is_here=False)))
+        self._when_reached(call, lambda: self._begin(call, self._cut(call, is_here=False)))
 
     def start_asking(self, method: Method, labels: Sequence[Label], on_end: OnEnd, due_s: float | None = None) -> None:
         """Begin what ``exists`` does (EXISTS), or count pages as used now, the first most of all (TOUCH).
@@ -494,7 +491,7 @@ class EngineStore:
         time = self._time(pages_count=len(pages))
         call = EngineCall(method, labels, pages, {label.identity for label in labels}, time, None, level)
         if self._reach(call):
-            parts_count = self._cut(call, pages, is_here=True)
+            parts_count = self._cut(call, is_here=True)
             self._begin(call, parts_count, is_here=call.is_zero_copy)
             self._wait(call)
         return self._answered(call)
@@ -530,23 +527,14 @@ class EngineStore:
 
         self._threads.submit(partial(self._opening.reach, self._deadline_s), go_on, is_urgent=call.is_urgent)
 
-    def _cut(self, call: EngineCall, pages: Sequence[EnginePage], *, is_here: bool) -> int:
+    def _cut(self, call: EngineCall, *, is_here: bool) -> int:
         """Cut a call into pieces; return how many of them may be asked at a time."""
-        parts_max = PARTS_MAX if is_here or call.method is Method.PUT else STARTED_PARTS_MAX
-        parts_max = min(parts_max, len(pages) * payload_bytes(pages[0]) // PART_BYTES_MIN) if call.is_taken else 1
         opened = self._opening.store
         assert opened is not None
-        # A page that is put is sealed before the next is copied; one that was not in memory is waited for anyway.
-        is_in_caches = call.method is Method.GET and opened.memory is None
-        call_bytes = opened.capability.call_bytes if is_in_caches else PIECE_BYTES_MAX
-        piece_bytes = self._config.piece_bytes_for(call_bytes, is_durable=call.level is Level.DURABLE)
-        if call.is_zero_copy and is_here and self._config.piece_bytes is None:
-            piece_bytes = AT_ONCE_BYTES_MAX
         if call.method is Method.GET and not is_here:
             call.memory = self._memory(call.identities)
-        # A write that nobody waits for is not cut to be faster: small pieces cost more in all.
-        call.cuts = cut_pages(pages, piece_bytes, parts_max if is_here or call.method is Method.GET else 1)
-        return max(parts_max, 1)
+        has_memory = opened.memory is not None
+        return cut_call(call, self._config, opened.capability, has_memory=has_memory, is_here=is_here)
 
     def _begin(self, call: EngineCall, parts_max: int, *, is_here: bool = False) -> None:
         """Begin the parts of a call, each on a thread, or ``is_here`` the first one on this; the last tells its end.

@@ -271,7 +271,7 @@ class StoreOpening(Generic[Opened]):
     after this was closed is closed at once. Thread-safe.
     """
 
-    __slots__ = ("_close", "_closed", "_error", "_guard", "_is_trying", "_open", "_retries", "_store", "_threads")
+    __slots__ = ("_close", "_closed", "_guard", "_is_trying", "_open", "_retries", "_threads", "failure", "store")
 
     def __init__(
         self, opened: Callable[[], Opened], close: Callable[[Opened], object], pauses: Backoff, clock: Clock
@@ -280,22 +280,19 @@ class StoreOpening(Generic[Opened]):
         self._open = opened
         self._close = close
         self._retries = Retries("opening a store", pauses, clock)
-        self._store: Opened | None = None
-        self._error: BaseException | None = None
+        self.store: Opened | None = None
+        """The store, once it is there."""
+        self.failure: BaseException | None = None
+        """What the last attempt has raised."""
         self._is_trying = False
         self._closed = False
         self._threads = CallThreads("store-opening", 1)
         self._guard = Lock()
 
     @property
-    def store(self) -> Opened | None:
-        """The store, once it is there."""
-        return self._store
-
-    @property
     def error(self) -> str:
         """Failure of the last attempt; empty if there was none."""
-        return "" if self._error is None else f"{type(self._error).__name__}: {self._error}"
+        return "" if self.failure is None else f"{type(self.failure).__name__}: {self.failure}"
 
     def reach(self, timeout_s: float) -> Opened | None:
         """Return the store; if it is not there and the pause is over, try to open it and wait for that.
@@ -303,23 +300,18 @@ class StoreOpening(Generic[Opened]):
         A caller that finds another's attempt under way gets None at once.
         """
         with self._guard:
-            if self._store is not None or self._closed or self._is_trying or not self._retries.is_due:
-                return self._store
+            if self.store is not None or self._closed or self._is_trying or not self._retries.is_due:
+                return self.store
             self._is_trying = True
         self._threads.submit(self._open, self._end).settle(timeout_s)
-        return self._store
-
-    @property
-    def failure(self) -> BaseException | None:
-        """What the last attempt has raised."""
-        return self._error
+        return self.store
 
     def close(self) -> Opened | None:
         """Open nothing any more; return the store if it is there, which is the caller's to close."""
         with self._guard:
             self._closed = True
         self._threads.close(0)
-        return self._store
+        return self.store
 
     def _end(self, attempt: BoundedCall[Opened]) -> None:
         """Keep the store that an attempt has opened; close one that nobody wants any more."""
@@ -327,11 +319,11 @@ class StoreOpening(Generic[Opened]):
         store = None if error is not None else attempt.result()
         with self._guard:
             self._is_trying = False
-            self._error = None if error is None else error.with_traceback(None)
+            self.failure = None if error is None else error.with_traceback(None)
             if error is not None:
                 self._retries.record_failure(error)
             elif not self._closed:
-                self._store, store = store, None
+                self.store, store = store, None
                 self._retries.record_success()
                 self._threads.close(0)  # this one ends
         if store is not None:

@@ -74,7 +74,7 @@ def test_a_bounded_store_is_called_on_the_thread_that_asks() -> None:
 def test_a_put_of_a_prompt_is_one_call_that_the_store_cuts_itself_unless_told_how_long_a_piece_is(
     piece_bytes: int | None, puts_count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("unified_cache.integrations.engine_store.store.PIECE_BYTES_MAX", HEADER_BYTES + PAGE_BYTES)
+    monkeypatch.setattr("unified_cache.integrations.engine_store.calls.PIECE_BYTES_MAX", HEADER_BYTES + PAGE_BYTES)
     backend = bounded()
     with opened_store(backend, replace(CONFIG, piece_bytes=piece_bytes)) as store:
         assert store.put(EngineRows.holding(NUMBERS).pages(NUMBERS)) == [Answer.STORED] * len(NUMBERS)

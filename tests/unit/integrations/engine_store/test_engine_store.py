@@ -8,9 +8,9 @@ import pytest
 from tests.support.clock import ManualClock
 from tests.support.engine_rows import IDENTITY, LAYOUT, PAGE_BYTES, EngineRows, label_of, opened_store, payload_of
 from tests.support.running_service import running
+from tests.support.store_calls import ScriptedStorage
 from tests.support.wrappers import PATIENCE_S
 from unified_cache.components import Full
-from unified_cache.core.config import GuardConfig
 from unified_cache.core.errors import ConfigError, StorageError
 from unified_cache.core.pool import Identity, ModelLayout, PoolSpec
 from unified_cache.core.seal import HEADER_BYTES, Label
@@ -218,24 +218,15 @@ def test_settings_that_cannot_work_are_refused(make: Callable[[], EngineStoreCon
         make()
 
 
-def test_what_the_store_holds_is_what_any_other_reader_of_it_verifies(tmp_path: Path) -> None:
-    rows = EngineRows.holding([4])
-    with opened_store(open_storage(f"file:{tmp_path}"), EngineStoreConfig(guard=GuardConfig(deadline_s=60.0))) as store:
-        store.put(rows.pages([4]))
-    plain = open_storage(f"file:{tmp_path}")
-    (found,) = plain.scan(IDENTITY.digest(LAYOUT)).objects
-    plain.close()
-    assert found.label == label_of(4)
-    assert found.object_bytes == PAGE_BYTES + 128
-
-
-def test_a_durable_put_goes_in_larger_pieces_as_far_as_landing_memory_has_room() -> None:
-    config = EngineStoreConfig()
-    assert config.piece_bytes_for(1 << 20) == 1 << 20
-    assert config.piece_bytes_for(1 << 20, is_durable=True) == 32 << 20
-    assert EngineStoreConfig(bounce_bytes=64 << 20).piece_bytes_for(1 << 20, is_durable=True) == 8 << 20
-    assert EngineStoreConfig(bounce_bytes=1 << 20).piece_bytes_for(1 << 20, is_durable=True) == 1 << 20
-    assert SMALL_PIECES.piece_bytes_for(1 << 20, is_durable=True) == 10_000
+def test_a_durable_put_takes_an_eighth_of_the_bounce_buffers_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calls_module, "PIECE_BYTES_MAX", 1)
+    numbers, backend = range(40), ScriptedStorage(FileStorage.open(tmp_path))
+    with opened_store(backend, EngineStoreConfig(bounce_bytes=1 << 20)) as store:
+        assert all(store.put(EngineRows.holding(numbers).pages(numbers), Level.DURABLE))
+    puts = [len(call.labels) for call in backend.noted if call.method is Method.PUT]
+    assert puts == [(1 << 17) // (PAGE_BYTES + HEADER_BYTES), 40 - puts[0]]
 
 
 @pytest.mark.parametrize("scheme", ["file", "packed"])
