@@ -63,7 +63,7 @@ class FreezingStorage(StorageLayer):
     def capability(self) -> Capability:
         return replace(self._backend.capability(), bounded=self._is_bounded, call_s_max=0.1, exists_costs_io=True)
 
-    def _call(self, method: Method, work: Callable[[], Result]) -> Result:
+    def _call(self, method: Method, work: Callable[[], Result], asked_count: int | None = None) -> Result:
         if method is Method.CLOSE or self.answered_max > 0:
             self.answered_max -= 1
             return work()

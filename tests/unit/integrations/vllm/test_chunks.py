@@ -254,7 +254,7 @@ def test_chunks_are_stored_by_group_and_from_the_beginning_of_their_prompt(opene
 def test_a_load_overtakes_stores_between_two_pieces(
     memory: HostMemory, opened: Opened, gated: ScriptedStorage, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("unified_cache.integrations.engine_store.store.PART_BYTES_MIN", ROW.payload_bytes)
+    monkeypatch.setattr("unified_cache.integrations.engine_store.calls.PART_BYTES_MIN", ROW.payload_bytes)
     tier = opened(gated, piece_bytes=ROW.payload_bytes, store_share=1.0)
     begin_store(tier, memory, range(6))
     gate.wait_for(WRITES_MAX)
