@@ -221,7 +221,7 @@ def test_every_call_ends_within_its_deadline_over_a_far_end_that_freezes_in_the_
         ("get,1", ("backup", "HELD", "TARGET")),
         ("exists,1", ("backup", "SOURCE", "HELD")),
         ("put,1", ("backup", "SOURCE", "HELD")),
-        ("open,2", ("storage", "gc", "HELD", "--bytes-max", "1KiB")),
+        ("open,2", ("storage", "gc", "HELD", "--bytes-max", "5KiB")),
         ("remove,1", ("storage", "clear", "HELD", "--all", "--yes")),
         ("clear,1", ("storage", "clear", "HELD", "--all", "--yes")),
         ("exists,1", ("explain", "--storage", "HELD", "--tokens", "TOKENS")),

@@ -71,7 +71,10 @@ def test_a_cache_restores_its_prompts_from_a_directory_that_it_may_not_write(
 ) -> None:
     monkeypatch.setenv("PAGE_KEYS", f"* {'3d' * 32}")
     url = f"{kind}:{directory / 'store'}{coding}"
-    fill(open_storage(url), LAYOUT, [PROMPT])
+    other = f"file:{directory / 'other'}"
+    for each in (url, other):
+        fill(open_storage(each), LAYOUT, [PROMPT])
+    sealed_off(directory / "other")
     before = sealed_off(directory / "store")
     with without_rights():
         assert restored_pages(open_storage(url), LAYOUT, PROMPT) == PAGES
@@ -83,5 +86,5 @@ def test_a_cache_restores_its_prompts_from_a_directory_that_it_may_not_write(
                 storage.clear(label(1).identity)
         said = [each for each in caplog.records if each.name.startswith("unified_cache.storage_backends")]
         assert len(said) == 2, "once for each opening"
-        assert ask("backup", url, url.replace("store", "store/.")).status == 1, "a tool that is to write does not read"
+        assert ask("backup", other, url).status == 1, "a tool that is to write does not read"
     assert {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in before} == before

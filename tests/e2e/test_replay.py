@@ -10,6 +10,7 @@ import torch
 
 from tests.sources import ROOT
 from tests.support.replays import PageSettings
+from tests.support.store_calls import ScriptedStorage, raising
 from unified_cache.core.errors import ConfigError, StorageError
 from unified_cache.core.pool import Hits
 from unified_cache.core.seal import HEADER_BYTES, Label, seal_buffers
@@ -19,7 +20,7 @@ from unified_cache.sizing.replay.player import Player
 from unified_cache.sizing.replay.result import ReplayResult, ServedRequests
 from unified_cache.sizing.replay.runner import replay
 from unified_cache.sizing.replay.trace import TraceRequest, read_trace
-from unified_cache.storage_backends.file.store import FileStorage
+from unified_cache.storage_backends.wrappers import Method
 
 TRACE = ROOT / "traces" / "mooncake_conversation.jsonl.gz"
 
@@ -258,16 +259,13 @@ def test_without_bytes_no_store_is_opened_and_every_url_does_that_could_be(url: 
     assert named == kept
 
 
-def test_a_store_that_fails_on_the_way_ends_the_run(tmp_path: Path) -> None:
-    store = tmp_path / "store"
+def test_a_store_that_fails_on_the_way_ends_the_run() -> None:
+    store = ScriptedStorage()
     requests = conversations(5)
-    settings = dataclasses.replace(SMALL, storage=f"file:{store}")
-    with Player.open(settings.plan, FileStorage.open(store)) as player:
+    with Player.open(dataclasses.replace(SMALL, storage="memory:").plan, store) as player:
         player.serve(requests[0])
         player.wait_all()
-        identity = next(path for path in store.iterdir() if len(path.name) == 64)
-        identity.rename(tmp_path / "away")
-        identity.write_bytes(b"in the way")
+        store.before[Method.PUT] = raising(StorageError("the disk cannot be written", retryable=False))
         with pytest.raises(StorageError, match="cannot"):  # noqa: PT012  # whichever request meets it
             for request in requests[1:]:
                 player.serve(request)

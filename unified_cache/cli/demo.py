@@ -10,7 +10,7 @@ import typer
 from unified_cache.cli.options import JsonOptions
 from unified_cache.cli.report_page import page_writer, print_page
 from unified_cache.cli.samples import samples_directory
-from unified_cache.cli.text import console_on
+from unified_cache.cli.text import WIDTH_MIN, console_on
 from unified_cache.core.errors import CacheError
 from unified_cache.core.extras import import_with_extra
 
@@ -90,7 +90,7 @@ class DemoCommand(JsonOptions):
             result: DemoResult = demo.run_demo(settings, console.print_line)
         page = picture.page_of(result)
         if not self.shown_as_json("demo", result.as_json()):
-            print_page(page)
+            print_page(page, WIDTH_MIN)
         write_page(page)
         if (image := picture.write_picture(page, self.report)) is not None:
             sys.stderr.write(f"picture: {image}\n")

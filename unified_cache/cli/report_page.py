@@ -9,13 +9,13 @@ from unified_cache.core.extras import import_with_extra
 from unified_cache.core.files import check_writable, expanded
 from unified_cache.sizing.report.page import Page
 
-WIDTH = 80
+WIDTH_MIN = 80
 """Columns assumed where the output is no terminal; the tables fit."""
 
 
-def print_page(page: Page) -> None:
-    """Print all of a page but its charts and what was run."""
-    console = console_on(sys.stdout, WIDTH)
+def print_page(page: Page, width_min: int = WIDTH_MIN) -> None:
+    """Print all of a page but its charts and what was run; ``width_min`` is for an output that is no terminal."""
+    console = console_on(sys.stdout, width_min)
     console.print_sentences(page.headline, style="bold")
     for table in page.tables:
         console.print()
