@@ -33,20 +33,20 @@ ARROWS_MAX = 60
 """Pairs of rooms of which one imports the other, the facade not counted."""
 
 LINES_MAX: Mapping[str, int] = {
-    "cache": 1_750 + 250,
-    "cli": 2_860 + 250,
-    "components": 1_910 + 250,
-    "controller": 5_610 + 250,
-    "core": 3_440 + 250,
-    "forward": 710 + 250,
-    "integrations": 7_120 + 250,
-    "observe": 1_380 + 250,
-    "proto": 290 + 250,
-    "service": 3_510 + 250,
-    "sizing": 4_550 + 250,
-    "storage_backends": 12_690 + 250,
-    "testing": 500 + 250,
-    "tree": 2_150 + 250,
+    "cache": 1_750,
+    "cli": 2_910,
+    "components": 1_910,
+    "controller": 5_570,
+    "core": 3_450,
+    "forward": 710,
+    "integrations": 6_690,
+    "observe": 1_330,
+    "proto": 290,
+    "service": 3_510,
+    "sizing": 4_550,
+    "storage_backends": 12_550,
+    "testing": 500,
+    "tree": 2_150,
 }
 """Lines of Python of each room, at most: what grows in a room makes something else in it smaller."""
 
