@@ -17,8 +17,8 @@ from typing import Any
 
 from benchmarks.machine import calibrate, machine
 from benchmarks.measure import Spread
-from tests.engines.sglang.bench import ROOT, STACKS, Bench, whole
 from tests.engines.sglang.outcome import EngineJob
+from tests.engines.sglang.runner import ROOT, STACKS, EngineRunner, whole
 
 Line = dict[str, Any]
 
@@ -75,25 +75,25 @@ def _spread(values: Sequence[float]) -> dict[str, float]:
     return {name: round(value, 3) for name, value in asdict(Spread.of(values)).items()}
 
 
-def stores_beside_the_file_backend(bench: Bench) -> list[Line]:
+def stores_beside_the_file_backend(runner: EngineRunner) -> list[Line]:
     """Write and read against SGLang's file backend, in one process, by turns; medians of their ratios."""
     lines = []
     for stack in STACKS:
-        for kind in bench.stores:
-            with tempfile.TemporaryDirectory(dir=bench.root) as plain:
-                stores = [{"file_storage_path": plain}, bench.fresh(kind)]
-                run = bench.start(EngineJob(stack, stores=stores, rounds=8, prompts=2, pages=16, layers=8))
-                theirs, ours = bench.end(run, whole)
+        for kind in runner.stores:
+            with tempfile.TemporaryDirectory(dir=runner.root) as plain:
+                stores = [{"file_storage_path": plain}, runner.fresh(kind)]
+                run = runner.start(EngineJob(stack, stores=stores, rounds=8, prompts=2, pages=16, layers=8))
+                theirs, ours = runner.end(run, whole)
             lines.append(line_of(stack, kind, theirs, ours))
             print(f"{stack} ({ours['prompt_bytes'] / 1e6:.0f} MB a prompt): {told(lines[-1])}", flush=True)
-        bench.clear()
+        runner.clear()
     return lines
 
 
-def trees(bench: Bench) -> list[Line]:
+def trees(runner: EngineRunner) -> list[Line]:
     """Time our tree in turns with the engine's."""
-    command = [str(bench.installation.python), "-W", "ignore", "-m", "benchmarks.sglang_trees"]
-    environment = {**bench.installation.environment, "PYTHONPATH": str(ROOT)}
+    command = [str(runner.installation.python), "-W", "ignore", "-m", "benchmarks.sglang_trees"]
+    environment = {**runner.installation.environment, "PYTHONPATH": str(ROOT)}
     ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
     lines = [json.loads(line) for line in ended.stdout.splitlines()]
     for line in lines:
@@ -108,11 +108,11 @@ def main() -> None:
     parser.add_argument("--stores", default="file,packed", help="kinds of stores, a comma list")
     parser.add_argument("--json", type=Path, default=None, help="file to add the figures to")
     chosen = parser.parse_args()
-    with Bench.running(chosen.stores.split(",")) as bench:
+    with EngineRunner.running(chosen.stores.split(",")) as runner:
         for measure, note in ((stores_beside_the_file_backend, FILE_BACKEND_NOTE), (trees, TREE_NOTE)):
-            lines = measure(bench)
+            lines = measure(runner)
             if chosen.json is not None:
-                add_figures(chosen.json, bench.root, lines, note)
+                add_figures(chosen.json, runner.root, lines, note)
 
 
 if __name__ == "__main__":

@@ -10,16 +10,16 @@ from tests.support.budget import LONG, examples
 from tests.support.exactness import (
     FAMILIES,
     L3,
-    SETTLE_S,
     TIGHT,
     CacheSizes,
+    assert_at_rest,
     engine,
     page_size_of,
     prompt_of,
     serve_exactly,
 )
 from tests.support.operations import Stepped
-from unified_cache.integrations.transformers import PrefixCachedModel, Sequence, Stage
+from unified_cache.integrations.transformers import Sequence, Stage
 from unified_cache.testing.tiny_models import VOCABULARY
 
 ABORTS = examples(50, 1000) // len(FAMILIES)
@@ -45,14 +45,6 @@ class Doomed:
             self.sequence.feed(rng.randrange(VOCABULARY))
         else:
             self.sequence.step()
-
-
-def assert_at_rest(ours: PrefixCachedModel) -> None:
-    cache = ours.cache
-    cache.wait_all(SETTLE_S)
-    cache.check()
-    assert not cache._locks
-    assert not any(lane.out for lane in cache.stats().occupancy)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -177,6 +177,15 @@ def serve(engine: PrefixCachedModel, tokens: tuple[int, ...]) -> None:
     engine.cache.wait_all(SETTLE_S)
 
 
+def assert_at_rest(engine: PrefixCachedModel) -> None:
+    """Once all that was begun has ended, nothing is locked and every slot is free or the tree's."""
+    cache = engine.cache
+    cache.wait_all(SETTLE_S)
+    cache.check()
+    assert not cache._locks
+    assert not any(lane.out for lane in cache.stats().occupancy)
+
+
 def serve_exactly(engine: PrefixCachedModel, family: str, tokens: tuple[int, ...], steps: int = STEPS) -> Hits:
     """Serve a prompt and go on; every bit must be what the untouched cache gives. Return what was reused."""
     sequence = engine.prefill(tokens)

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
-from tests.engines.sglang.bench import ROOT, Bench
 from tests.engines.sglang.outcome import EngineJob
+from tests.engines.sglang.runner import ROOT, EngineRunner
 from tests.support.cluster import ask
 from tests.support.documents import shell_commands
 
@@ -35,52 +35,52 @@ def commands(text: str) -> Iterator[list[str]]:
         yield shlex.split(found)
 
 
-def check_every_command_in_its_order(bench: Bench) -> None:
+def check_every_command_in_its_order(runner: EngineRunner) -> None:
     for words in commands(DOCUMENT.read_text(encoding="utf-8")):
         match words:
             case ["pip", "install", "unified-cache"]:
                 pass  # make release installs
             case ["python", "-m", "sglang.launch_server", *arguments]:
-                launch(bench, arguments)
+                launch(runner, arguments)
             case ["curl", *arguments]:
-                request(bench, arguments)
+                request(runner, arguments)
             case ["unified-cache", *arguments]:
-                said = ask(*(placed(bench, word) for word in arguments))
+                said = ask(*(placed(runner, word) for word in arguments))
                 assert said.status == 0, said.err
             case _:
                 raise AssertionError(f"expected a command that is executed here, found {shlex.join(words)}")
 
 
-def launch(bench: Bench, arguments: list[str]) -> None:
+def launch(runner: EngineRunner, arguments: list[str]) -> None:
     """Run an engine with the arguments of a server; SGLang's own file backend is its own affair."""
-    told = bench.understood("launch", *arguments)
+    told = runner.understood("launch", *arguments)
     assert told["page_size"] == PAGE_TOKENS
     if told["enable_unified_cache_external_linker"]:
         linked = told["unified_cache_external_linker_config"]["linker_extra_config"]
-        bench.run(EngineJob(stores=[{**stored(bench, linked), "host_bytes": "256MB"}], linked="whole"))
+        runner.run(EngineJob(stores=[{**stored(runner, linked), "host_bytes": "256MB"}], linked="whole"))
     elif told["hicache_storage_backend"] != "file":
         settings = (told["enable_hierarchical_cache"], told["hicache_storage_backend"], told["hicache_write_policy"])
         assert settings == (True, "dynamic", "write_through")
-        store = stored(bench, json.loads(told["hicache_storage_backend_extra_config"]))
-        bench.run(EngineJob(stores=[store], layout=told["hicache_mem_layout"]))
+        store = stored(runner, json.loads(told["hicache_storage_backend_extra_config"]))
+        runner.run(EngineJob(stores=[store], layout=told["hicache_mem_layout"]))
 
 
-def request(bench: Bench, arguments: list[str]) -> None:
+def request(runner: EngineRunner, arguments: list[str]) -> None:
     """Attach what a request to the server names; what detaches is tried in every run."""
     options = dict(pairwise(arguments))
     path = next(word for word in arguments if word.startswith("localhost:")).partition("/")[2]
-    told = bench.understood("request", options["-X"], f"/{path}", options.get("-d", ""))
+    told = runner.understood("request", options["-X"], f"/{path}", options.get("-d", ""))
     has_key = any(word.startswith("Authorization: Bearer ") for word in arguments)
     assert has_key or not told["needs_key"], "its route asks for the administrator's key"
     if "hicache_storage_backend" in told:
-        store = stored(bench, json.loads(told["hicache_storage_backend_extra_config_json"]))
-        bench.run(EngineJob(stores=[store], attach=True))
+        store = stored(runner, json.loads(told["hicache_storage_backend_extra_config_json"]))
+        runner.run(EngineJob(stores=[store], attach=True))
 
 
-def stored(bench: Bench, extra: dict[str, Any]) -> dict[str, Any]:
-    return {"revision": "the document's", **extra, "url": placed(bench, extra["url"])}
+def stored(runner: EngineRunner, extra: dict[str, Any]) -> dict[str, Any]:
+    return {"revision": "the document's", **extra, "url": placed(runner, extra["url"])}
 
 
-def placed(bench: Bench, word: str) -> str:
+def placed(runner: EngineRunner, word: str) -> str:
     kind, _, place = word.partition(":")
-    return f"{kind}:{bench.root / f'document-{kind}'}" if place == PLACE else word
+    return f"{kind}:{runner.root / f'document-{kind}'}" if place == PLACE else word

@@ -5,9 +5,9 @@ from itertools import cycle
 
 import pytest
 
-from tests.engines.sglang.bench import STACKS_BY_TURNS, Bench, Outcome, whole
 from tests.engines.sglang.check_surviving import DEADLINE_S, READ_FAULTS, WRITE_FAULTS, directory_of, doomed, faulty
 from tests.engines.sglang.outcome import EngineJob
+from tests.engines.sglang.runner import STACKS_BY_TURNS, EngineRunner, Outcome, whole
 from tests.engines.stores import FaultSwitch
 from tests.support.store_calls import StorageFault
 from unified_cache.integrations.engine_store.interface import REQUESTS_MIN
@@ -62,80 +62,70 @@ def unhurt(outcome: Outcome) -> list[str]:
 
 
 @pytest.mark.both_cores
-def check_prompts_come_back_from_the_host_tier_and_from_every_store(bench: Bench, stack: str, core: str) -> None:
-    bench.run(EngineJob(stack, core, bench.all_fresh(), linked="whole"))
+def check_look_ups_over_pages_with_holes_are_those_of_sglangs_file_backend(
+    runner: EngineRunner, stack: str, core: str
+) -> None:
+    runner.run(replace(SMALL, stack=stack, core=core, stores=[runner.fresh("file")], linked="histories"), answered)
 
 
-@pytest.mark.both_cores
-def check_look_ups_over_pages_with_holes_are_those_of_sglangs_file_backend(bench: Bench, stack: str, core: str) -> None:
-    bench.run(replace(SMALL, stack=stack, core=core, stores=[bench.fresh("file")], linked="histories"), answered)
-
-
-def check_a_conversation(bench: Bench, stack: str, core: str) -> None:
-    bench.run(EngineJob(stack, core, bench.all_fresh(), grows=True, prompts=3, pages=4, linked="whole"))
-
-
-def check_two_ranks(bench: Bench, stack: str, core: str) -> None:
-    stores, meeting = bench.all_fresh("packed"), str(bench.root / f"linker-meeting-{stack}")
-    job = EngineJob(stack, core, stores, size=2, meeting=meeting, linked="whole")
-    for run in [bench.start(replace(job, rank=rank)) for rank in range(2)]:
-        bench.end(run)
+def check_a_conversation(runner: EngineRunner, stack: str, core: str) -> None:
+    runner.run(EngineJob(stack, core, runner.all_fresh(), grows=True, prompts=3, pages=4, linked="whole"))
 
 
 @pytest.mark.parametrize(("on", "call"), FAULTS)
 def check_500_requests_over_a_store_of_which_every_call_of_a_method_has_a_fault(
-    bench: Bench, on: tuple[str, str], call: tuple[Method, StorageFault]
+    runner: EngineRunner, on: tuple[str, str], call: tuple[Method, StorageFault]
 ) -> None:
-    store = bench.store(faulty(bench, *call, bench.fresh("file")), **PATIENT)
-    bench.run(replace(SMALL, stack=on[0], core=on[1], stores=[store], linked="requests"), unhurt)
+    store = runner.store(faulty(runner, *call, runner.fresh("file")), **PATIENT)
+    runner.run(replace(SMALL, stack=on[0], core=on[1], stores=[store], linked="requests"), unhurt)
 
 
 @pytest.mark.parametrize("by", ["directory removed", "server killed"])
 @pytest.mark.parametrize(("on", "method"), VANISHES_IN)
 def check_500_requests_over_a_store_that_vanishes_in_a_call(
-    bench: Bench, on: tuple[str, str], method: Method, by: str
+    runner: EngineRunner, on: tuple[str, str], method: Method, by: str
 ) -> None:
-    url = bench.serve(directory_of(bench.fresh("file"))) if by == "server killed" else ""
+    url = runner.serve(directory_of(runner.fresh("file"))) if by == "server killed" else ""
     doom = (
-        doomed(bench, method, bench.store(url), bench.pid_of(url))
+        doomed(runner, method, runner.store(url), runner.pid_of(url))
         if url
-        else doomed(bench, method, bench.fresh("file"))
+        else doomed(runner, method, runner.fresh("file"))
     )
-    store = bench.store(doom, **PATIENT)
-    bench.run(replace(SMALL, stack=on[0], core=on[1], stores=[store], linked="requests"), unhurt)
+    store = runner.store(doom, **PATIENT)
+    runner.run(replace(SMALL, stack=on[0], core=on[1], stores=[store], linked="requests"), unhurt)
     assert FaultSwitch(directory_of(store)).is_struck, "the store has vanished"
 
 
-def check_stages_of_a_pipeline_read_nobody_elses_pages(bench: Bench, stack: str, core: str) -> None:
-    store = bench.fresh("file") | {"lookup_wait_s": 5.0}
+def check_stages_of_a_pipeline_read_nobody_elses_pages(runner: EngineRunner, stack: str, core: str) -> None:
+    store = runner.fresh("file") | {"lookup_wait_s": 5.0}
     first, second = (
         replace(SMALL, stack=stack, core=core, stores=[store], stage=stage, stages=2, linked="once")
         for stage in range(2)
     )
-    bench.prepare(replace(first, linked="write"))
-    bench.run(second, strange)
+    runner.prepare(replace(first, linked="write"))
+    runner.run(second, strange)
     for job in (first, second):
-        bench.run(job)
+        runner.run(job)
 
 
 @pytest.mark.parametrize(("stack_alike", "core_alike"), [each for each in STACKS_BY_TURNS if each[0] != "dsv4"])
-def check_a_draft_model(bench: Bench, stack_alike: str, core_alike: str) -> None:
+def check_a_draft_model(runner: EngineRunner, stack_alike: str, core_alike: str) -> None:
     """SGLang groups no draft's heads with the pools of DeepSeek-V4."""
     job = replace(SMALL, stack=stack_alike, core=core_alike, draft_layers=2, linked="whole")
-    bench.run(replace(job, stores=bench.all_fresh()), drafted)
+    runner.run(replace(job, stores=runner.all_fresh()), drafted)
 
 
-def check_the_log_says_that_nothing_is_restored(bench: Bench) -> None:
+def check_the_log_says_that_nothing_is_restored(runner: EngineRunner) -> None:
     job = replace(SMALL, prompts=2 * REQUESTS_MIN, pages=1, linked="short")
-    bench.run(replace(job, stores=[bench.fresh("file")]), said)
+    runner.run(replace(job, stores=[runner.fresh("file")]), said)
 
 
 @pytest.mark.parametrize(("writer", "reader"), [("", "read"), ("write", "")])
 @pytest.mark.parametrize(("stack_alike", "core_alike"), [each for each in STACKS_BY_TURNS if each[0] != "mamba"])
 def check_pages_that_hicache_stored_are_loaded_and_the_other_way_round(
-    bench: Bench, stack_alike: str, core_alike: str, writer: str, reader: str
+    runner: EngineRunner, stack_alike: str, core_alike: str, writer: str, reader: str
 ) -> None:
     """HiCache has no such layout of states."""
-    job = replace(LAYER_FIRST, stack=stack_alike, core=core_alike, stores=bench.all_fresh())
-    bench.prepare(replace(job, phases="write", linked=writer))
-    bench.run(replace(job, phases="read", linked=reader))
+    job = replace(LAYER_FIRST, stack=stack_alike, core=core_alike, stores=runner.all_fresh())
+    runner.prepare(replace(job, phases="write", linked=writer))
+    runner.run(replace(job, phases="read", linked=reader))

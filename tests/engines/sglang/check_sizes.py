@@ -3,8 +3,8 @@
 import json
 from collections.abc import Mapping
 
-from tests.engines.sglang.bench import Bench
 from tests.engines.sglang.install import install_transformers
+from tests.engines.sglang.runner import EngineRunner
 from unified_cache.components.layouts import PRESETS, size_hf_config
 
 JOINED: Mapping[str, str] = {
@@ -61,16 +61,16 @@ def configuration(name: str) -> dict[str, object]:
     return {**TEXT, "torch_dtype": "bfloat16", **PRESETS[name], **CHANGED.get(name, {}), **own}
 
 
-def check_the_bytes_of_published_models_in_full_size_are_those_of_the_engines_host_pools(bench: Bench) -> None:
+def check_the_bytes_of_published_models_in_full_size_are_those_of_the_engines_host_pools(runner: EngineRunner) -> None:
     page_tokens: dict[str, int] = {}
     layouts = {name: size_hf_config(configuration(name)).layout for name in PUBLISHED}
     for name, layout in layouts.items():
-        directory = bench.root / f"sizes-{name}"
+        directory = runner.root / f"sizes-{name}"
         directory.mkdir()
         (directory / "config.json").write_text(json.dumps(configuration(name)), encoding="utf-8")
         page_tokens[str(directory)] = layout.page_size
-    engine = bench.understood("sizes", json.dumps(page_tokens), packages=install_transformers(bench.installation))
+    engine = runner.understood("sizes", json.dumps(page_tokens), packages=install_transformers(runner.installation))
     for name, layout in layouts.items():
         ours = {pool.name: pool.page_bytes for pool in layout.pools}
         is_joined = "swa" in ours and name in JOINED
-        assert engine[str(bench.root / f"sizes-{name}")] == ({"kv": sum(ours.values())} if is_joined else ours), name
+        assert engine[str(runner.root / f"sizes-{name}")] == ({"kv": sum(ours.values())} if is_joined else ours), name

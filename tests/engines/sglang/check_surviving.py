@@ -2,15 +2,14 @@
 
 import shutil
 from collections.abc import Sequence
-from enum import Enum
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.engines.sglang.bench import STACKS, Bench, Outcome
 from tests.engines.sglang.outcome import EngineJob
+from tests.engines.sglang.runner import STACKS, EngineRunner, Outcome
 from tests.engines.stores import FaultSwitch, faulty_url, without_room
 from tests.support.ports import free_ports
 from tests.support.store_calls import StorageFault
@@ -24,15 +23,6 @@ START_S_MAX = CLOSE_S_MAX = 30.0
 
 STORE_CALLS_MAX = 100
 """Calls that reach a store which goes wrong, for two prompts: the next prompt's may be tried, none again and again."""
-
-
-class Damage(Enum):
-    """Way in which objects are damaged behind the store's back."""
-
-    FLIP = "flip"
-    SWAP = "swap"
-    TRUNCATE = "truncate"
-    REMOVE = "remove"
 
 
 READ_FAULTS = (
@@ -70,24 +60,24 @@ def directory_of(store: dict[str, Any]) -> Path:
     return Path(store["url"].rpartition(":")[2])
 
 
-def _copy_of(bench: Bench, store: dict[str, Any]) -> dict[str, Any]:
+def _copy_of(runner: EngineRunner, store: dict[str, Any]) -> dict[str, Any]:
     """Return a store with the same pages in a directory of its own."""
-    copy = bench.fresh("file")
+    copy = runner.fresh("file")
     shutil.copytree(directory_of(store), directory_of(copy))
     return copy
 
 
-def faulty(bench: Bench, method: Method, fault: StorageFault, store: dict[str, Any]) -> str:
+def faulty(runner: EngineRunner, method: Method, fault: StorageFault, store: dict[str, Any]) -> str:
     """Name a store of which every call of a method has a fault."""
-    place = directory_of(bench.fresh("faults"))
+    place = directory_of(runner.fresh("faults"))
     url = faulty_url(place, store["url"])
     FaultSwitch(place).set(**{method.value: fault})
     return url
 
 
-def doomed(bench: Bench, method: Method, store: dict[str, Any], server: int | None = None) -> str:
+def doomed(runner: EngineRunner, method: Method, store: dict[str, Any], server: int | None = None) -> str:
     """Name a store that vanishes in its first call of a method: its server is killed, or its directory removed."""
-    place = directory_of(bench.fresh("faults"))
+    place = directory_of(runner.fresh("faults"))
     url = faulty_url(place, store["url"])
     if server is None:
         FaultSwitch(place).remove_directory_in(method, directory_of(store))
@@ -96,80 +86,45 @@ def doomed(bench: Bench, method: Method, store: dict[str, Any], server: int | No
     return url
 
 
-def _damage(directory: Path, how: Damage) -> None:
-    """Damage every fourth object, or swap all of them two by two."""
-    objects = sorted(path for path in directory.glob("*/?/*.*") if path.is_file())
-    if how is Damage.SWAP:
-        by_size: dict[int, list[Path]] = {}
-        for path in objects:
-            by_size.setdefault(path.stat().st_size, []).append(path)
-        for group in by_size.values():
-            for one, other in zip(group[::2], group[1::2], strict=False):
-                first, second = one.read_bytes(), other.read_bytes()
-                one.write_bytes(second)
-                other.write_bytes(first)
-        return
-    for path in objects[1::4]:
-        content = path.read_bytes()
-        if how is Damage.FLIP:
-            path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-        elif how is Damage.TRUNCATE:
-            path.write_bytes(content[: len(content) // 2])
-        else:
-            path.unlink()
+def over(runner: EngineRunner, urls: Sequence[str]) -> list[dict[str, Any]]:
+    return [runner.store(url, deadline_s=DEADLINE_S) for url in urls]
 
 
-def over(bench: Bench, urls: Sequence[str]) -> list[dict[str, Any]]:
-    return [bench.store(url, deadline_s=DEADLINE_S) for url in urls]
-
-
-@pytest.mark.both_cores
-def check_objects_damaged_behind_the_stores_back_are_misses_and_never_wrong_bytes(
-    bench: Bench, stack: str, core: str
-) -> None:
-    written = bench.fresh("file")
-    bench.prepare(EngineJob(stack, core, [written], "write"))
-    stores = [_copy_of(bench, written) for _ in Damage]
-    for store, how in zip(stores, Damage, strict=True):
-        _damage(directory_of(store), how)
-    bench.run(EngineJob(stack, core, stores, "read"), missed, [how.value for how in Damage])
-
-
-def check_a_store_that_hangs_fails_is_full_or_corrupts(bench: Bench, stack: str, core: str) -> None:
-    written = bench.fresh("file")
-    bench.prepare(EngineJob(stack, core, [written], "write"))
-    urls = [faulty(bench, method, fault, _copy_of(bench, written)) for method, fault in READ_FAULTS]
+def check_a_store_that_hangs_fails_is_full_or_corrupts(runner: EngineRunner, stack: str, core: str) -> None:
+    written = runner.fresh("file")
+    runner.prepare(EngineJob(stack, core, [written], "write"))
+    urls = [faulty(runner, method, fault, _copy_of(runner, written)) for method, fault in READ_FAULTS]
     labels = [f"{method.value}, {fault.value}" for method, fault in READ_FAULTS]
-    bench.run(EngineJob(stack, core, over(bench, urls), "read"), missed, labels)
-    urls = [faulty(bench, method, fault, bench.fresh("file")) for method, fault in WRITE_FAULTS]
-    urls += [without_room(bench.fresh("file")["url"])]
+    runner.run(EngineJob(stack, core, over(runner, urls), "read"), missed, labels)
+    urls = [faulty(runner, method, fault, runner.fresh("file")) for method, fault in WRITE_FAULTS]
+    urls += [without_room(runner.fresh("file")["url"])]
     labels = [*(f"{method.value}, {fault.value}" for method, fault in WRITE_FAULTS), "put, full"]
-    bench.run(EngineJob(stack, core, over(bench, urls)), missed, labels)
+    runner.run(EngineJob(stack, core, over(runner, urls)), missed, labels)
 
 
-def check_a_directory_that_is_removed_and_a_server_that_is_killed(bench: Bench, stack: str, core: str) -> None:
-    written = bench.fresh("file")
-    bench.prepare(EngineJob(stack, core, [written], "write"))
+def check_a_directory_that_is_removed_and_a_server_that_is_killed(runner: EngineRunner, stack: str, core: str) -> None:
+    written = runner.fresh("file")
+    runner.prepare(EngineJob(stack, core, [written], "write"))
     urls, labels = [], []
     for method in (Method.EXISTS, Method.GET):
-        url = bench.serve(directory_of(_copy_of(bench, written)))
+        url = runner.serve(directory_of(_copy_of(runner, written)))
         urls += [
-            doomed(bench, method, _copy_of(bench, written)),
-            doomed(bench, method, bench.store(url), bench.pid_of(url)),
+            doomed(runner, method, _copy_of(runner, written)),
+            doomed(runner, method, runner.store(url), runner.pid_of(url)),
         ]
         labels += [f"{method.value}, directory removed", f"{method.value}, server killed"]
-    bench.run(EngineJob(stack, core, over(bench, urls), "read"), missed, labels)
-    url = bench.serve(directory_of(bench.fresh("file")))
+    runner.run(EngineJob(stack, core, over(runner, urls), "read"), missed, labels)
+    url = runner.serve(directory_of(runner.fresh("file")))
     urls = [
-        doomed(bench, Method.PUT, bench.fresh("file")),
-        doomed(bench, Method.PUT, bench.store(url), bench.pid_of(url)),
-        faulty(bench, Method.PUT, StorageFault.PARTIAL_WRITE, bench.fresh("file")),
+        doomed(runner, Method.PUT, runner.fresh("file")),
+        doomed(runner, Method.PUT, runner.store(url), runner.pid_of(url)),
+        faulty(runner, Method.PUT, StorageFault.PARTIAL_WRITE, runner.fresh("file")),
     ]
     labels = ["put, directory removed", "put, server killed", "put, only the first pages each time"]
-    bench.run(EngineJob(stack, core, over(bench, urls)), survived, labels)
+    runner.run(EngineJob(stack, core, over(runner, urls)), survived, labels)
 
 
 @pytest.mark.parametrize("stack_alike", STACKS)
-def check_a_server_that_is_not_there_is_a_miss(bench: Bench, stack_alike: str) -> None:
+def check_a_server_that_is_not_there_is_a_miss(runner: EngineRunner, stack_alike: str) -> None:
     (port,) = free_ports(1)
-    bench.run(EngineJob(stack_alike, stores=over(bench, [f"grpc://127.0.0.1:{port}"])), missed)
+    runner.run(EngineJob(stack_alike, stores=over(runner, [f"grpc://127.0.0.1:{port}"])), missed)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.engines.sglang.bench import CORES, STACKS, STACKS_BY_TURNS, STORES, Bench
+from tests.engines.sglang.runner import CORES, STACKS, STACKS_BY_TURNS, STORES, EngineRunner
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -26,14 +26,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.fixture(scope="session")
-def running_bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
+def shared_runner(request: pytest.FixtureRequest) -> Iterator[EngineRunner]:
     """Run the process that imports the engine."""
-    with Bench.running(request.config.getoption("--stores").split(",")) as running:
+    with EngineRunner.running(request.config.getoption("--stores").split(",")) as running:
         yield running
 
 
 @pytest.fixture
-def bench(running_bench: Bench) -> Iterator[Bench]:
+def runner(shared_runner: EngineRunner) -> Iterator[EngineRunner]:
     """Lend the engine to a check, and remove its stores."""
-    yield running_bench
-    running_bench.clear()
+    yield shared_runner
+    shared_runner.clear()

@@ -1,57 +1,16 @@
-"""A device that is host memory: streams that are always done, and the copies that are kernels on a GPU."""
+"""A device that is host memory, of which torch has streams that are always done; here are the copies of kernels."""
 
-import contextlib
 import ctypes
 import os
-import time
 from collections.abc import Callable, Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from sglang.srt.managers import cache_controller
-from sglang.srt.mem_cache import l2_transfer, memory_pool_host
+from sglang.srt.mem_cache import memory_pool_host
 from sglang.srt.mem_cache.pool_host import common, mamba, mha, mla
 from sglang.srt.runtime_context import get_context, get_parallel
-
-
-class DoneEvent:
-    """An event of a stream that has nothing left to do."""
-
-    def __init__(self, enable_timing: bool = False) -> None:
-        self.at_s = 0.0
-
-    def record(self, stream: object = None) -> None:
-        self.at_s = time.perf_counter()
-
-    def query(self) -> bool:
-        return True
-
-    def synchronize(self) -> None: ...
-
-    def wait(self, stream: object = None) -> None: ...
-
-    def elapsed_time(self, later: "DoneEvent") -> float:
-        return (later.at_s - self.at_s) * 1e3
-
-
-class DoneStream:
-    """A stream whose work is done when it is submitted."""
-
-    def __init__(self, *args: object, **options: object) -> None: ...
-
-    def synchronize(self) -> None: ...
-
-    def wait_stream(self, other: object) -> None: ...
-
-    def wait_event(self, event: object) -> None: ...
-
-    def __enter__(self) -> "DoneStream":
-        return self
-
-    def __exit__(self, *error: object) -> None: ...
 
 
 def _address(place: "torch.Tensor | int") -> int:
@@ -134,21 +93,12 @@ COPIES: dict[str, Callable[..., None]] = {
 """Kernels by SGLang's names: layer-first device to page-first host and back, and layer by layer."""
 
 
-def serve_as_device(rank: int, size: int, **arguments: object) -> None:
+def serve_as_device(rank: int = 0, stage: int = 0, **arguments: object) -> None:
     """Publish the arguments of a server, and stand in for the device. Once, after ``absent.provide``."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     torch.set_num_threads(1)
-    get_context().override_server_args(device="cpu", tp_size=size, **arguments).install()
-    get_parallel().override_permanently(tp_rank=rank, pp_rank=0, attn_tp_rank=rank, attn_dcp_rank=0)
-    device = SimpleNamespace(
-        __name__="host memory",
-        Event=DoneEvent,
-        Stream=DoneStream,
-        current_stream=DoneStream,
-        stream=contextlib.nullcontext,
-        synchronize=lambda: None,
-    )
-    cache_controller.device_module = l2_transfer.device_module = device
+    get_context().override_server_args(device="cpu", **arguments).install()
+    get_parallel().override_permanently(tp_rank=rank, pp_rank=stage, attn_tp_rank=rank, attn_dcp_rank=0)
     common._cuda_host_register = lambda *args, **options: None
     for module in (mha, mla, mamba, memory_pool_host):
         for name, copy in COPIES.items():

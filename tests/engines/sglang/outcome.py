@@ -33,11 +33,10 @@ class EngineJob:
     """Of a draft model whose pool of heads shares the places of the model's; 0 for none."""
     meeting: str = ""
     """File by which the ranks find each other."""
-    timeout_s: float = 60.0
     record: str = ""
     """File to keep the engine's calls on its storage in."""
     linked: str = ""
-    """What the engine does over a linker in the place of HiCache, see ``linking``; nothing if it is empty."""
+    """What the engine does over a linker in the place of HiCache, see ``linked_session``; nothing if it is empty."""
     requests: int = 500
     """That a linker answers whose store misbehaves, or histories that its look-ups are compared in."""
 

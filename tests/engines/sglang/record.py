@@ -3,21 +3,21 @@
 python -m tests.engines.sglang.record
 """
 
-from tests.engines.sglang.bench import ROOT, STACKS, Bench
 from tests.engines.sglang.outcome import EngineJob
+from tests.engines.sglang.runner import ROOT, STACKS, EngineRunner
 
 RECORDINGS = ROOT / "tests" / "unit" / "integrations" / "sglang_recordings"
 
 
 def main() -> None:
     """Record every stack."""
-    with Bench.running(["file"]) as bench:
+    with EngineRunner.running(["file"]) as runner:
         for stack in STACKS:
             for name, grows in (("prompts", False), ("conversation", True)):
-                stores = [bench.fresh("file") | {"hicache_storage_pass_prefix_keys": grows}]
+                stores = [runner.fresh("file") | {"hicache_storage_pass_prefix_keys": grows}]
                 record = str(RECORDINGS / f"{stack}_{name}.json")
                 sizes = EngineJob(stack, stores=stores, grows=grows, pages=5, window_pages=2, layers=2, record=record)
-                bench.run(sizes)
+                runner.run(sizes)
 
 
 if __name__ == "__main__":

@@ -1,16 +1,21 @@
-"""EnginePrompts written through an engine's own path, forgotten, read back, and compared byte by byte.
+"""Prompts computed by SGLang's own tree over pages of known bytes, and what comes back of them, compared byte by byte.
 
-write    device pages of known bytes are inserted; the engine backs them up to the host and stores them
-forget   tree and allocators are emptied, and every byte on device and host is overwritten
-read     the engine looks up, prefetches, matches and loads; what it says is restored is compared on the device
+HiCacheSession    writes prompts by way of the host to the store, forgets them, and reads them back
+
+    write    device pages of known bytes are inserted; the engine backs them up to the host and stores them
+    forget   tree and allocators are emptied, and every byte on device and host is overwritten
+    read     the engine looks up, prefetches, matches and loads; what it says is restored is compared on the device
 """
 
 import hashlib
+import json
 import time
+from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,223 +26,314 @@ from sglang.srt.mem_cache.base_prefix_cache import (
     MatchPrefixParams,
 )
 from sglang.srt.mem_cache.radix_cache import RadixKey
+from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
+from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
+from sglang.srt.runtime_context import get_context
 
-from tests.engines.sglang.stacks import Stack, allocated, device_rows, step_until
+from tests.engines.sglang.outcome import EngineJob, JobOutcome
+from tests.engines.sglang.stacks import (
+    KINDS,
+    Geometry,
+    allocated,
+    build_tree,
+    device_rows,
+    step_until,
+    tree_params,
+)
 
 DEVICE_JUNK, HOST_JUNK = 0xA5, 0x5A
 
+NOBODYS = 7
+"""Token of a page that nobody stores."""
 
-@dataclass(frozen=True)
-class EnginePrompts:
-    """EnginePrompts of whole pages; turns of one conversation where it ``grows``, each longer by ``pages``."""
+WRONG_MAX = 10
+"""Rows that are named of those that are wrong."""
 
-    count: int
-    pages: int
-    seed: int = 1
-    grows: bool = False
+DYNAMIC = {
+    "backend_name": "unified_cache",
+    "module_path": "unified_cache.integrations.sglang",
+    "class_name": "UnifiedCacheHiCache",
+    "interface_v1": 1,
+}
 
-    def tokens(self, number: int, page_tokens: int) -> "array[int]":
-        """Return the token ids of a prompt."""
-        rng = np.random.default_rng([self.seed, 0 if self.grows else number])
-        pages = self.pages * (number + 1 if self.grows else 1)
-        return array("q", rng.integers(1, 100_000, pages * page_tokens).tolist())
 
-    def pages_of(self, number: int) -> int:
-        """Return how many pages a prompt has."""
-        return self.pages * (number + 1 if self.grows else 1)
+def prompts_of(job: EngineJob, seed: int) -> "list[array[int]]":
+    """Return token ids of prompts of whole pages; turns of one conversation where the job's prompts grow."""
+    found = []
+    for number in range(job.prompts):
+        rng = np.random.default_rng([seed, 0 if job.grows else number])
+        pages = job.pages * (number + 1 if job.grows else 1)
+        found.append(array("q", rng.integers(1, 100_000, pages * job.page_tokens).tolist()))
+    return found
 
 
 @dataclass
-class ReadBack:
-    """Pages that came back, and how many of their rows were wrong."""
+class LoadedPages:
+    """What a request has of its prompt that the tree does not know yet."""
 
-    restored_pages: list[int] = field(default_factory=list)
-    """By prompt."""
-    recomputed: bool = True
-    """Whether every prompt that did not come back as a whole could be computed again from where it ended."""
-    rows_checked: int = 0
-    rows_wrong: int = 0
-    wrong: list[str] = field(default_factory=list)
-    took_s: float = 0.0
-
-
-def known_bytes(place: str, chain: bytes, size: int) -> torch.Tensor:
-    """Return what one tensor holds of a page: a function of the tensor and of all tokens up to the page's end."""
-    seed = int.from_bytes(hashlib.sha256(place.encode() + chain).digest()[:8], "little")
-    return torch.from_numpy(np.frombuffer(np.random.Generator(np.random.SFC64(seed)).bytes(size), np.uint8).copy())
+    device_pages: int = 0
+    host_pages: int = 0
+    indices: torch.Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
+    """Full indices of the pages from the host."""
+    state: torch.Tensor | None = None
+    """Slot of the state that was loaded with them."""
+    evicted: Mapping[ComponentType, int] = field(default_factory=dict)
+    """By component, up to where the request has nothing."""
 
 
-class EngineSession:
-    """One engine and what is asked of it."""
+class EngineSession(ABC):
+    """One engine over one store, the bytes that its device has to hold, and what came of it."""
 
-    def __init__(self, stack: Stack, prompts: EnginePrompts, owner: int = 0, timeout_s: float = 60.0) -> None:
-        """``owner`` tells ranks apart that hold different bytes; 0 where all hold the same."""
-        self.stack, self.prompts, self.owner, self.timeout_s = stack, prompts, owner, timeout_s
-        self.tree = stack.tree
-        self._chains: dict[tuple[int, int], bytes] = {}
-        """By prompt and page: digest of all tokens up to its end."""
-        self.page = stack.geometry.page_tokens
-        self.pools = {str(entry.name): entry.host_pool for entry in self.tree.host_pool_group.entries}
-        sources = {str(spec.pool_name): str(spec.indices_from_pool) for spec in self.tree.sidecar_pool_specs}
-        self.sources = {name: sources.get(name, name) for name in self.pools}
+    tree: UnifiedRadixCache
 
-    # ---- bytes that are known ------------------------------------------------------------------------------------
+    def __init__(self, job: EngineJob, outcome: JobOutcome, owner: int) -> None:
+        """``owner`` tells ranks and stages apart that hold different bytes."""
+        self.job, self.outcome, self.owner = job, outcome, owner
+        self.page = job.page_tokens
+        self.geometry = Geometry.of(job)
+        self.parts = KINDS[job.stack](self.geometry)
+        self.sources: dict[str, str] = {}
+        """By pool the pool that its pages share places with."""
 
-    def _content(self, pool: str, tensor: int, prompt: int, page: int, size: int) -> torch.Tensor:
-        if (prompt, page) not in self._chains:
-            tokens = self.prompts.tokens(prompt, self.page)[: (page + 1) * self.page]
-            self._chains[prompt, page] = hashlib.sha256(tokens.tobytes()).digest()
-        return known_bytes(f"{self.owner} {pool} {tensor}", self._chains[prompt, page], size)
+    @abstractmethod
+    def rows(self, pool: str) -> list[torch.Tensor]:
+        """Return the tensors of a pool on the device as bytes, a row for each page."""
 
-    def _places(self, pool: str, indices: torch.Tensor, state: torch.Tensor | None) -> list[tuple[int, int]]:
-        """Return (page, device row) of a prompt's pages in a pool, for Full indices of its pages from the first on."""
-        return self.stack.parts.places(self.sources[pool], indices, state, 0, self.page)
+    @abstractmethod
+    def round(self, number: int) -> None:
+        """Do what the job says, for the prompts of a round."""
 
-    def page_bytes(self, pool: str) -> int:
-        """Return the bytes of one page of a pool."""
-        page = self.pools[pool].get_data_page(0)
-        return int(page.numel() * page.element_size())
+    @abstractmethod
+    def adapter(self) -> object:
+        """Return what of ours the engine holds."""
 
-    # ---- phases --------------------------------------------------------------------------------------------------
+    @abstractmethod
+    def close(self) -> None:
+        """Have the engine let go of it."""
 
-    def write(self) -> float:
-        """Insert every prompt and wait until all is stored; return the seconds that storing took."""
-        took_s = 0.0
-        for number in range(self.prompts.count):
-            self._compute(number)
-            self.tree.flush_pending_backups()
-            if self.prompts.grows:
-                took_s += self._until(self._is_stored)
-        return took_s + self._until(self._is_stored)
+    def content(self, pool: str, tensor: int, tokens: Sequence[int], size: int) -> torch.Tensor:
+        """Return the bytes of one page in one tensor: a function of all tokens up to the page's end."""
+        place = f"{self.owner} {pool} {tensor}".encode()
+        digest = hashlib.sha256(place + hashlib.sha256(array("q", tokens).tobytes()).digest()).digest()
+        bits = np.random.SFC64(int.from_bytes(digest[:8], "little"))
+        return torch.from_numpy(np.frombuffer(np.random.Generator(bits).bytes(size), np.uint8).copy())
 
-    def _compute(self, number: int) -> torch.Tensor | None:
-        """Insert what the device lacks of a prompt, filled as a forward pass would; return its state's slot, if any."""
-        tokens = self.prompts.tokens(number, self.page)
-        end = self.prompts.pages_of(number)
-        match = self.tree.match_prefix(MatchPrefixParams(key=RadixKey(tokens)))
-        start = match.device_prefix_len // self.page
-        indices = allocated(self.stack.parts.allocator, (end - start) * self.page)
-        if start:
-            held = self.tree.path_device_indices(match.last_device_node)[: start * self.page]
-            indices = torch.cat([held, indices])
-        requests = self.stack.parts.requests
-        state = None if requests is None else requests.mamba_allocator.alloc(1)
-        for pool, host_pool in self.pools.items():
-            for number_of, rows in enumerate(device_rows(host_pool)):
-                for page, row in self._places(pool, indices, state):
-                    if page >= start:
-                        rows[row] = self._content(pool, number_of, number, page, rows.shape[1])
-        self.tree.insert(
-            InsertParams(key=RadixKey(tokens), value=indices, prev_prefix_len=start * self.page, mamba_value=state)
-        )
+    def places(
+        self, pool: str, indices: torch.Tensor, state: torch.Tensor | None, start: int = 0
+    ) -> list[tuple[int, int]]:
+        """Return (page, row) of the pages from ``start`` on whose Full indices these are, in one pool."""
+        return self.parts.places(self.sources[pool], indices, state, start, self.page)
+
+    def match(self, tokens: Sequence[int], request: object = None) -> Any:
+        """Return what the tree has of a prompt."""
+        return self.tree.match_prefix(MatchPrefixParams(key=RadixKey(array("q", tokens)), req=request))
+
+    def compute(self, tokens: Sequence[int], loaded: LoadedPages | None = None) -> torch.Tensor | None:
+        """Insert a prompt of whole pages, what is neither held nor loaded filled as a forward pass would.
+
+        Returned is the slot of its state, if it has one.
+        """
+        loaded = loaded or LoadedPages()
+        match, requests = self.match(tokens), self.parts.requests
+        held = match.device_prefix_len
+        known = torch.cat([self.tree.path_device_indices(match.last_device_node)[:held], loaded.indices])
+        known = known[: len(tokens)]
+        start, state = len(known) // self.page, loaded.state
+        fresh = allocated(self.parts.allocator, len(tokens) - len(known))
+        if requests is not None and len(fresh):
+            if state is not None:
+                requests.mamba_allocator.free(state)
+            state = requests.mamba_allocator.alloc(1)
+        for pool in self.sources if len(fresh) else ():
+            for number, rows in enumerate(self.rows(pool)):
+                for page, row in self.places(pool, fresh, state, start):
+                    rows[row] = self.content(pool, number, tokens[: (page + 1) * self.page], rows.shape[1])
+        if len(known) > held or len(fresh):
+            value, evicted = torch.cat([known, fresh]), dict(loaded.evicted)
+            key = RadixKey(array("q", tokens))
+            inserted = self.tree.insert(
+                InsertParams(
+                    key=key,
+                    value=value,
+                    prev_prefix_len=held,
+                    mamba_value=state,
+                    component_evicted_seqlens=evicted,
+                )
+            )
+            if requests is not None and state is not None and inserted.mamba_exist:
+                requests.mamba_allocator.free(state)
         return state
 
+    def compare(
+        self,
+        pool: str,
+        tokens: Sequence[int],
+        places: Sequence[tuple[int, int]],
+        numbers: Collection[int] | None = None,
+    ) -> None:
+        """Compare what the device has of a prompt in tensors of a pool, of a window its last pages."""
+        window = -(-self.geometry.window_tokens // self.page)
+        for number, rows in enumerate(self.rows(pool)):
+            if numbers is not None and number not in numbers:
+                continue
+            for page, row in places[-window:] if self.sources[pool] == "swa" else places:
+                expected = self.content(pool, number, tokens[: (page + 1) * self.page], rows.shape[1])
+                self.outcome.rows_checked += 1
+                if not torch.equal(rows[row], expected):
+                    self.outcome.rows_wrong += 1
+                    self.outcome.wrong += [f"{pool} tensor {number} page {page} of {len(tokens)} tokens"]
+                    del self.outcome.wrong[WRONG_MAX:]
+
     def forget(self) -> None:
-        """Empty tree and allocators, and overwrite every byte on device and host."""
-        self._until(self._is_stored)
+        """Empty tree and allocators, and overwrite every byte."""
         self.tree.reset()
-        self.stack.parts.clear()
+        self.parts.clear()
         self.overwrite()
 
     def overwrite(self) -> None:
-        """Overwrite every byte on device and host."""
-        for host_pool in self.pools.values():
-            for rows in device_rows(host_pool):
+        """Overwrite every byte on the device."""
+        for pool in self.sources:
+            for rows in self.rows(pool):
                 rows.fill_(DEVICE_JUNK)
+
+
+class HiCacheSession(EngineSession):
+    """An engine whose HiCache has our storage, or SGLang's own file backend."""
+
+    def __init__(self, job: EngineJob, store: dict[str, Any], group: object, outcome: JobOutcome) -> None:
+        super().__init__(job, outcome, 0 if job.stack in {"mla", "dsv4"} else job.rank)
+        is_file_backend = "file_storage_path" in store
+        extra = {"prefetch_threshold": self.page, **({} if is_file_backend else DYNAMIC), **store}
+        named = "file" if is_file_backend else "dynamic", json.dumps(extra)
+        name, configuration = (None, None) if job.attach else named
+        get_context().override(
+            "the run", hicache_storage_backend=name, hicache_storage_backend_extra_config=configuration
+        )
+        self.tree = build_tree(tree_params(self.parts, job.core, self.page, self.geometry.window_tokens, group))
+        if job.attach:
+            done, said = self.tree.attach_storage_backend(*named, "example/model", "wait_complete", "write_through")
+            assert done, said
+        self.pools = {str(entry.name): entry.host_pool for entry in self.tree.host_pool_group.entries}
+        sources = {str(spec.pool_name): str(spec.indices_from_pool) for spec in self.tree.sidecar_pool_specs}
+        self.sources = {name: sources.get(name, name) for name in self.pools}
+        pages = {name: pool.get_data_page(0) for name, pool in self.pools.items()}
+        outcome.pools = {name: int(page.numel() * page.element_size()) for name, page in pages.items()}
+        outcome.prompt_bytes = sum(size * (1 if pool == "mamba" else job.pages) for pool, size in outcome.pools.items())
+
+    def rows(self, pool: str) -> list[torch.Tensor]:
+        return device_rows(self.pools[pool])
+
+    def adapter(self) -> object:
+        return self.tree.cache_controller.storage_backend
+
+    def close(self) -> None:
+        done, said = self.tree.detach_storage_backend()
+        self.outcome.detached = bool(done)
+        if not done:
+            raise RuntimeError(said)
+
+    def round(self, number: int) -> None:
+        prompts = prompts_of(self.job, number)
+        self.outcome.expected_pages = [len(tokens) // self.page for tokens in prompts]
+        if "write" in self.job.phases:
+            self.outcome.write_s.append(self.write(prompts))
+            self.forget()
+        if "read" in self.job.phases:
+            self.overwrite()
+            self.outcome.read_s.append(self.read(prompts))
+            self.tree.sanity_check()
+            self.forget()
+
+    def write(self, prompts: "Sequence[array[int]]") -> float:
+        """Insert every prompt and wait until all is stored; return the seconds that storing took."""
+        took_s = 0.0
+        for tokens in prompts:
+            self.compute(tokens)
+            self.tree.flush_pending_backups()
+            if self.job.grows:
+                took_s += self._until(self._is_stored)
+        return took_s + self._until(self._is_stored)
+
+    def read(self, prompts: "Sequence[array[int]]") -> float:
+        """Ask for every prompt, and a page more; load what the engine finds, and compare it.
+
+        Return the seconds that the prefetch took.
+        """
+        asked = [tokens + array("q", [NOBODYS] * self.page) for tokens in prompts]
+        groups = [[each] for each in asked] if self.job.grows else [asked]
+        took_s = sum(self._prefetch(group) for group in groups)
+        self.outcome.restored_pages = []
+        for each, tokens in zip(asked, prompts, strict=True):
+            pages = self._compare(each, self._load(each))
+            self.outcome.restored_pages.append(pages)
+            if pages * self.page < len(tokens):
+                self.outcome.recomputed &= self._compare(each, self.compute(tokens)) * self.page == len(tokens)
+        return took_s
+
+    def forget(self) -> None:
+        """Empty tree and allocators once all is stored, and overwrite every byte on device and host."""
+        self._until(self._is_stored)
+        super().forget()
+
+    def overwrite(self) -> None:
+        """Overwrite every byte on device and host."""
+        super().overwrite()
+        for host_pool in self.pools.values():
             for name in ("kv_buffer", "temporal_buffer", "conv_buffer"):
                 buffers = vars(host_pool).get(name)
                 for buffer in buffers if isinstance(buffers, list | tuple) else [buffers]:
                     if isinstance(buffer, torch.Tensor):
                         buffer.view(torch.uint8).fill_(HOST_JUNK)
 
-    def read(self) -> ReadBack:
-        """Ask for every prompt, and one token more; load what the engine finds, and compare it."""
-        found = ReadBack()
-        together = (
-            [[number] for number in range(self.prompts.count)]
-            if self.prompts.grows
-            else [list(range(self.prompts.count))]
-        )
-        for numbers in together:
-            found.took_s += self._prefetch(numbers)
-        for number in range(self.prompts.count):
-            self._load(number, found)
-        return found
-
-    def _prefetch(self, numbers: list[int]) -> float:
-        asked = [self._asked(number) for number in numbers]
-        started_s = time.perf_counter()
-        handles = []
-        for number, tokens in zip(numbers, asked, strict=True):
-            match = self.tree.match_prefix(MatchPrefixParams(key=RadixKey(tokens)))
+    def _prefetch(self, asked: "Sequence[array[int]]") -> float:
+        """Fetch prompts from the store to the host, all at once; return the seconds that it took."""
+        tree, started_s = self.tree, time.perf_counter()
+        handles: list[CacheRequestHandle] = []
+        for tokens in asked:
+            match = self.match(tokens)
             held = match.device_prefix_len + match.host_hit_length
-            handles.append(CacheRequestHandle(f"request {number}", 0))
-            prefix_keys = (
-                self.tree.get_prefix_hash_values(match.last_host_node)
-                if self.tree.hicache_storage_pass_prefix_keys
-                else None
-            )
-            self.tree.prefetch_from_storage(
+            handles.append(CacheRequestHandle(f"request {len(handles)}", 0))
+            has_prefix_keys = tree.hicache_storage_pass_prefix_keys
+            tree.prefetch_from_storage(
                 handles[-1],
                 match.last_host_node,
                 tokens[held:],
-                self.tree.get_last_hash_value(match.last_host_node),
-                prefix_keys,
+                tree.get_last_hash_value(match.last_host_node),
+                tree.get_prefix_hash_values(match.last_host_node) if has_prefix_keys else None,
                 matched_prefix_tokens=list(tokens[:held]),
             )
-        self._until(lambda: all(self.tree.check_prefetch_progress(handle) for handle in handles))
+        self._until(lambda: all(tree.check_prefetch_progress(handle) for handle in handles))
         return time.perf_counter() - started_s
 
-    def _load(self, number: int, found: ReadBack) -> None:
-        tokens = self._asked(number)
-        match = self.tree.match_prefix(MatchPrefixParams(key=RadixKey(tokens)))
+    def _load(self, asked: "array[int]") -> torch.Tensor | None:
+        """Load what the host has of a prompt; return the slot of its state, if it has one."""
+        match = self.match(asked)
         kv = SimpleNamespace(holds_mamba=False, mamba_pool_idx=None)
         request = SimpleNamespace(
-            rid=f"request {number}",
+            rid="loaded",
             last_node=match.last_device_node,
             swa_host_hit_length=match.swa_host_hit_length,
             mamba_host_hit_length=match.mamba_host_hit_length,
             kv=kv,
         )
-        self.tree.init_load_back(
-            InitLoadBackParams(
-                best_match_node=match.best_match_node, host_hit_length=match.host_hit_length, req=request
-            )
-        )
+        self.tree.init_load_back(InitLoadBackParams(match.best_match_node, match.host_hit_length, req=request))
         self.tree.ready_to_load_host_cache()
         self._until(lambda: not self.tree.ongoing_load_back)
-        found.restored_pages.append(self._compare(number, kv.mamba_pool_idx, found))
-        if found.restored_pages[-1] < self.prompts.pages_of(number):
-            state = self._compute(number)
-            found.recomputed &= self._compare(number, state, found) == self.prompts.pages_of(number)
+        state: torch.Tensor | None = kv.mamba_pool_idx
+        return state
 
-    def _compare(self, number: int, state: torch.Tensor | None, found: ReadBack) -> int:
-        """Compare what the device holds of a prompt, and of a window its last pages; return how many pages it holds."""
-        match = self.tree.match_prefix(MatchPrefixParams(key=RadixKey(self._asked(number))))
-        end = int(match.device_prefix_len) // self.page
-        if not end:
-            return 0
-        indices = self.tree.path_device_indices(match.last_device_node)[: end * self.page]
-        window = self.stack.geometry.window_tokens // self.page
-        for pool, host_pool in self.pools.items():
-            for tensor, rows in enumerate(device_rows(host_pool)):
-                places = self._places(pool, indices, state)
-                for page, row in places[-window:] if self.sources[pool] == "swa" else places:
-                    found.rows_checked += 1
-                    if not torch.equal(rows[row], self._content(pool, tensor, number, page, rows.shape[1])):
-                        found.rows_wrong += 1
-                        found.wrong.append(f"prompt {number} {pool} tensor {tensor} page {page}")
-        return end
-
-    # ---- the engine's loop -----------------------------------------------------------------------------------------
-
-    def _asked(self, number: int) -> "array[int]":
-        """Return a prompt and a page that nobody stored."""
-        return self.prompts.tokens(number, self.page) + array("q", [7] * self.page)
+    def _compare(self, asked: "array[int]", state: torch.Tensor | None) -> int:
+        """Compare what the device holds of a prompt; return how many pages that are."""
+        match = self.match(asked)
+        end = int(match.device_prefix_len)
+        indices = self.tree.path_device_indices(match.last_device_node)[:end]
+        for pool in self.pools if end else ():
+            self.compare(pool, asked, self.places(pool, indices, state))
+        return end // self.page
 
     def _is_stored(self) -> bool:
         tree = self.tree
         return not (tree.ongoing_write_through or tree.ongoing_backup or tree.cache_controller.ack_write_queue)
 
     def _until(self, condition: Callable[[], bool]) -> float:
-        return step_until(self.tree, condition, self.timeout_s)
+        return step_until(self.tree, condition)

@@ -66,8 +66,6 @@ def understood_request(method: str, path: str, body: str) -> dict[str, Any]:
 def understood_configurations(page_tokens: dict[str, int]) -> dict[str, Any]:
     """Return the bytes of a host page by pool for each configuration."""
     vars(import_module("tests.engines.sglang.cpu"))["serve_as_device"](
-        0,
-        1,
         page_size=PAGE_TOKENS,
         hicache_ratio=HOST_RATIO,
         hicache_mem_layout="page_first",

@@ -91,15 +91,6 @@ class Parts:
             self.requests.clear()
 
 
-@dataclass
-class Stack:
-    """One model's pools on the device, and a tree over them."""
-
-    tree: UnifiedRadixCache
-    parts: Parts
-    geometry: Geometry
-
-
 def _paged(pool: object, g: Geometry) -> PagedTokenToKVPoolAllocator:
     return PagedTokenToKVPoolAllocator(g.tokens, g.page_tokens, torch.int64, "cpu", pool, False)
 
@@ -202,14 +193,6 @@ KINDS: dict[str, Callable[[Geometry], Parts]] = {
 def draft_pool(g: Geometry) -> MHATokenToKVPool:
     """Make the pool of a draft model of two heads."""
     return MHATokenToKVPool(g.tokens, g.page_tokens, DTYPE, 2, g.head_dim, g.draft_layers, "cpu", False)
-
-
-def build_stack(kind: str, core: str, geometry: Geometry, group: object = None) -> Stack:
-    """Make the pools, and the tree with the storage that the published arguments name."""
-    parts = KINDS[kind](geometry)
-    return Stack(
-        build_tree(tree_params(parts, core, geometry.page_tokens, geometry.window_tokens, group)), parts, geometry
-    )
 
 
 def tree_params(

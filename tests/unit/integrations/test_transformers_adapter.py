@@ -33,6 +33,7 @@ from tests.support.exactness import (
     FAMILIES,
     PAGES,
     CacheSizes,
+    assert_at_rest,
     chunk_ends,
     engine,
     forward,
@@ -41,6 +42,7 @@ from tests.support.exactness import (
     kept_by,
     model_of,
     new_past,
+    page_ends,
     page_size_of,
     prompt_of,
     run_on,
@@ -189,14 +191,9 @@ def test_requests_in_any_order_of_steps_are_exact() -> None:
                 sequence.step()
         assert {sequence.stage for sequence in under_way} == {Stage.READY}
         for tokens, sequence in zip(prompts, under_way, strict=True):
-            assert is_equal(go_on(sequence), run_on(LLAMA, new_past(LLAMA), tokens, pages_of(tokens)))
+            assert is_equal(go_on(sequence), run_on(LLAMA, new_past(LLAMA), tokens, page_ends(LLAMA, len(tokens))))
             sequence.finish()
         ours.cache.check()
-
-
-def pages_of(tokens: tuple[int, ...]) -> list[int]:
-    page_size = page_size_of(LLAMA)
-    return sorted({*range(0, len(tokens), page_size), len(tokens)})
 
 
 def test_an_answer_says_what_happened() -> None:
@@ -238,20 +235,14 @@ def test_leaving_an_answer_early_gives_everything_back() -> None:
         for _, _ in zip(range(40), generation, strict=False):
             pass
         generation.close()
-        assert not ours.cache._locks
-        assert not any(lane.out for lane in ours.cache.stats().occupancy if lane.tier == 0)
-        ours.cache.wait_all(30)
-        ours.cache.check()
+        assert_at_rest(ours)
 
 
 def test_a_forward_that_fails_gives_everything_back() -> None:
     with engine(LLAMA) as ours:
         with pytest.raises(IndexError):
             ours.prefill((*PROMPT[:-1], 1 << 20))
-        assert not ours.cache._locks
-        ours.cache.wait_all(30)
-        assert not any(lane.out for lane in ours.cache.stats().occupancy)
-        ours.cache.check()
+        assert_at_rest(ours)
 
 
 def test_a_request_goes_on_only_between_its_prompt_and_its_end() -> None:
@@ -357,9 +348,7 @@ def test_pages_of_bigrams_are_kept_as_far_as_the_token_after_them_is_known(famil
             assert is_equal(go_on(sequence, page_size + 2), untouched(family, tokens, page_size + 2))
             assert sequence.reused.total == (turn and (len(tokens) - 1) // page_size * page_size)
             sequence.finish()
-            ours.cache.wait_all(1)
-            ours.cache.check()
-            assert not any(lane.out for lane in ours.cache.stats().occupancy)
+            assert_at_rest(ours)
         assert ours.cache.match(ours.cache.prompt(tokens)).tree_end == 0
 
 

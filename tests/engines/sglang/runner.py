@@ -101,7 +101,7 @@ class EngineRun:
         raise RuntimeError(f"{failure}: {(errors or [''])[-1][:ERROR_CHARACTERS_MAX]}; see {self._log}")
 
 
-class Bench:
+class EngineRunner:
     """Runs of the engine over stores in one temporary directory, and what they told."""
 
     def __init__(self, installation: Installation, root: Path, stores: Sequence[str]) -> None:
@@ -114,12 +114,12 @@ class Bench:
 
     @classmethod
     @contextmanager
-    def running(cls, stores: Sequence[str], directory: Path | None = IN_MEMORY) -> Iterator["Bench"]:
+    def running(cls, stores: Sequence[str], directory: Path | None = IN_MEMORY) -> Iterator["EngineRunner"]:
         """Install the engine if need be, and run its process; keep the directory with its logs after a failure."""
-        bench = cls(install(), Path(mkdtemp(prefix="e2e-sglang-", dir=directory)), stores)
-        with bench._engine():
-            yield bench
-        shutil.rmtree(bench.root, ignore_errors=True)
+        runner = cls(install(), Path(mkdtemp(prefix="e2e-sglang-", dir=directory)), stores)
+        with runner._engine():
+            yield runner
+        shutil.rmtree(runner.root, ignore_errors=True)
 
     @contextmanager
     def _engine(self) -> Iterator[None]:
