@@ -69,7 +69,7 @@ def prompts_of(job: EngineJob, seed: int) -> "list[array[int]]":
 
 @dataclass
 class LoadedPages:
-    """What a request has of its prompt that the tree does not know yet."""
+    """Pages of a request's prompt that it has, and that the tree does not know yet."""
 
     device_pages: int = 0
     host_pages: int = 0
