@@ -204,6 +204,35 @@ def test_a_probe_that_does_not_return_holds_nobody_up() -> None:
     check_tables(timed.cache, [])
 
 
+@every_layout
+@pytest.mark.parametrize("deadline_s", [0.02, 0.1, 0.5, 5.0])
+@pytest.mark.parametrize("byte_s", [0.0, 1e-6, 1e-4])
+def test_no_request_is_later_than_its_deadline_and_a_part(
+    layout: ModelLayout, deadline_s: float, byte_s: float
+) -> None:
+    """A simulated store blocks the owner for a part, so by so much a request may be late, and by a poll."""
+    store, clock, parts_s = ScriptedStorage(), ManualClock(), [0.0]
+    store_turns(layout, store, TURNS)
+
+    def take_time() -> None:
+        parts_s.append(byte_s * sum(len(buffer) for page in store.given for buffer in page.buffers))
+        clock.sleep(parts_s[-1])
+
+    store.before[Method.GET] = take_time
+    toy = engine(store, layout=layout, device=ROOM, clock=clock)
+    for pages in (4, 8, 12, 16, 16, 16):
+        prompt = prompt_of_pages(toy.cache, pages)
+        began_s = clock.now_s
+        operation = started(toy.cache.prefetch(prompt, deadline_s))
+        while operation.state is OperationState.RUNNING:
+            clock.sleep(POLL_S)
+            toy.cache.poll()
+        assert clock.now_s - began_s <= deadline_s + max(parts_s) + 1e-3
+        toy.run(prompt)
+        toy.cache.wait_all(60)
+        toy.cache.reset()
+
+
 def test_ranks_are_done_at_the_same_look_and_keep_what_all_of_them_have(monkeypatch: pytest.MonkeyPatch) -> None:
     layout = LAYOUTS["full-swa"]
     make_calls_small(monkeypatch, layout)
