@@ -1,7 +1,7 @@
 """Deadlines of prefetches: a request goes on in time with what has come, whatever the store still does."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -191,6 +191,26 @@ def test_pages_that_others_have_brought_by_the_deadline_count_as_asked_for(
     timed.run_until_over()
     assert (operation.tally.asked, operation.tally.arrived, operation.tally.left_out_count) == (16, 16, 0)
     assert operation.state is OperationState.DONE
+
+
+@every_bound
+def test_a_prefetch_that_waits_for_another_goes_on_at_its_deadline(is_patience: bool) -> None:
+    timed = Timed(LAYOUTS["full"])
+    cache = timed.cache
+    first = started(cache.prefetch(timed.prompt))
+    if is_patience:
+        cache.config = replace(cache.config, prefetching=Prefetching(patience_s=1.0))
+    deadline_s = np.inf if is_patience else 1.0
+    second = started(cache.prefetch(prompt_of_pages(cache, 12), deadline_s))
+    timed.workers.run(2)
+    cache.poll()
+    assert second.awaited is first
+    timed.clock.now_s = 1.0
+    assert cache.poll() == [second]
+    assert (first.state, second.pages_count) == (OperationState.RUNNING, 0)
+    timed.run_until_over()
+    assert (first.state, first.pages_count) == (OperationState.DONE, 16)
+    check_tables(cache, [])
 
 
 def test_a_probe_that_does_not_return_holds_nobody_up() -> None:

@@ -10,7 +10,7 @@ import pytest
 from tests.support.cache import ToyEngine
 from tests.support.clock import ManualClock
 from tests.support.components import every_hybrid, every_layout, recurrent_state, sliding_window
-from tests.support.conversations import ROOM, HostModel, store_turns
+from tests.support.conversations import ROOM, HostModel, pages_on, store_turns
 from tests.support.operations import FULL as FULL_LAYOUT
 from tests.support.operations import (
     HYBRID,
@@ -27,6 +27,7 @@ from tests.support.operations import (
     started,
     tokens,
 )
+from tests.support.ranks import ThreadRanks, digest_of, in_threads, same
 from tests.support.store_calls import ScriptedStorage, at, raising
 from unified_cache.cache.cache import UnifiedCache
 from unified_cache.components import Full
@@ -34,6 +35,7 @@ from unified_cache.controller import (
     LeftOut,
     Operation,
     OperationState,
+    ThreadWorkers,
     TransferKind,
     Workers,
 )
@@ -168,6 +170,24 @@ def test_windows_of_ends_in_between_at_most_double_what_is_read(layout: ModelLay
         min(component.span, 24) * sum(sizes[pool.name] for pool in component.pools) for component in windows
     )
     assert sum(sizes[label.pool] for label in store.came) <= 2 * full_bytes + last_bytes
+
+
+@every_layout
+@pytest.mark.parametrize("losing_rank", [0, 1])
+def test_what_did_not_come_on_one_rank_is_done_without_on_all(layout: ModelLayout, losing_rank: int) -> None:
+    def live(ranks: ThreadRanks) -> tuple[str, int, int, list[set[int]]]:
+        store = ScriptedStorage()
+        store_turns(layout, store, range(1, 9), head_of(ranks))
+        cache = engine(store, layout=layout, device=ROOM, ranks=ranks).cache
+        if ranks.rank == losing_rank:
+            store.vanishing = {labels_of(cache, 7, len(layout.components) - 1)[-1]}
+        operation = over(cache, cache.prefetch(prompt_of_pages(cache, 8)))
+        kept = pages_on(cache, prompt_of_pages(cache, 8), Tier.HOST)
+        return digest_of(cache), operation.pages_count, out_pages(cache), kept
+
+    _, gained, out, kept = same(in_threads(2, live))
+    assert (gained, out) == (7, 0)
+    assert kept[0] == set(range(7 if len(layout.components) == 1 else 8))
 
 
 # ---- single flight: pages that one prefetch brings are not read again by another -------------------------------------
@@ -373,6 +393,28 @@ def test_the_budget_of_prefetches_does_not_keep_one_from_waiting() -> None:
     operations = waiting(cache, workers, [prompt] * 2)
     finish(cache, workers)
     assert [operation.pages_count for operation in operations] == [10, 10]
+
+
+@pytest.mark.parametrize("failing_rank", [None, 0, 1])
+def test_ranks_wait_and_take_over_alike(failing_rank: int | None) -> None:
+    def live(rank_group: ThreadRanks) -> tuple[str, list[tuple[str, int]], int]:
+        store = ScriptedStorage()
+        cache = forgetful(store, ThreadWorkers.start(), ranks=rank_group).cache
+        prompt = cache.prompt(tokens(10))
+        if rank_group.rank == failing_rank:
+            store.before[Method.GET] = at(0, raising(StorageError("once", retryable=False)))
+        operations = [started(cache.prefetch(each)) for each in (prompt, prompt, cache.prompt(branch()))]
+        cache.wait_all(WAIT_S)
+        # Whoever's look-up ends first on all ranks reads first, and fails there.
+        ends = sorted((operation.state.value, operation.pages_count) for operation in operations)
+        found = digest_of(cache), ends, out_pages(cache)
+        cache.close()
+        return found
+
+    _, ends, out = same(in_threads(2, live))
+    first = ("done", 10) if failing_rank is None else ("failed", 0)
+    assert ends == [("done", 10), ("done", 10), first]
+    assert out == 0
 
 
 # ---- room that others hold ---------------------------------------------------------------------------------------
