@@ -333,7 +333,7 @@ class EngineCall:
         self.copied_bytes = 0
         self.interrupt: BaseException | None = None
         """What the caller is interrupted by, to be raised once nobody has the rows."""
-        self.pages = pages
+        self.pages: Sequence[EnginePage] = pages
         self._guard = Lock()
         self._parts: list[Part] = []
         """Under way."""
