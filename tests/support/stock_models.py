@@ -95,6 +95,7 @@ FIELDS: Mapping[str, Mapping[str, object]] = {
     "recurrent_gemma": {"num_hidden_layers": 3},
     "mamba2": {"num_heads": HEADS, "head_dim": 32, "expand": 2},
     "mellum": {"layer_types": ["sliding_attention", "full_attention"]},
+    "zamba2": {"head_dim": 32},
 }
 """What single classes need: layers of both kinds where the default has one, and numbers that belong together."""
 
