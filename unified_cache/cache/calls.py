@@ -302,14 +302,12 @@ class RequestCalls:
     def load(self, prompt: Prompt) -> Operation | NotStarted:
         """Start bringing what the host holds of a prompt to the device, as far as ``match`` goes.
 
-        Not started if too much is under way.
-
-        Raises:
-            ConfigError: there is no host tier.
+        Not started without a host tier, or if too much is under way.
         """
         self._enter()
         self._ledger.tree.check_prompt(prompt)
-        self.config.check_host()
+        if not self.config.host_pages[0]:
+            return NotStarted.NO_HOST
         prompt = prompt.reusable
         tally = PageTally()
         return self._controller.start(TransferKind.LOAD, self._loads.load(prompt, tally), tally=tally)

@@ -212,6 +212,8 @@ class NotStarted(Enum):
 
     NO_STORAGE = "no storage"
     """The cache has no store: compute what memory lacks, or ``attach`` a store."""
+    NO_HOST = "no host tier"
+    """The cache has no host memory, so a load has nothing to bring: compute what the device lacks."""
     BELOW_THRESHOLD = "below threshold"
     """Memory lacks fewer tokens than ``config.prefetching.threshold_tokens``: load and compute at once."""
     TOO_MANY = "too many under way"

@@ -13,7 +13,7 @@ from tests.support.cache import ToyEngine
 from tests.support.operations import numbered_pages, present
 from unified_cache.cache.cache import UnifiedCache
 from unified_cache.components import Full, RecurrentState, SlidingWindow
-from unified_cache.controller import InlineWorkers
+from unified_cache.controller import InlineWorkers, NotStarted
 from unified_cache.controller.memory import DevicePool, PageMemory
 from unified_cache.core.config import CacheConfig, EvictionConfig, EvictionPolicy, Prefetching, Retention
 from unified_cache.core.errors import (
@@ -313,15 +313,14 @@ def test_numpys_integers_are_priorities_like_others() -> None:
     assert gone == [1, 2, 0, 3]
 
 
-@pytest.mark.parametrize("leg", ["backup", "load"])
-def test_moving_to_a_host_that_has_no_pages_is_refused(leg: str) -> None:
+def test_to_a_host_that_has_no_pages_no_backup_is_taken_and_no_load_is_started() -> None:
     toy = ToyEngine(LAYOUT, (4, 4, 4), (0, 0, 0), None, InlineWorkers())
     prompt = toy.cache.prompt(numbered_pages(1, 2))
     lock = present(toy.serve(prompt))
     before = toy.cache.stats()
-    moving = {"backup": toy.cache.backup, "load": toy.cache.load}[leg]
     with pytest.raises(ConfigError, match="host pages are needed"):
-        moving(prompt)
+        toy.cache.backup(prompt)
+    assert toy.cache.load(prompt) is NotStarted.NO_HOST
     assert toy.cache.stats() == before
     toy.cache.release(lock)
 

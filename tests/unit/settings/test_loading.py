@@ -98,7 +98,8 @@ def test_the_file_is_the_one_named_else_that_of_the_variable_else_that_of_the_di
 def test_a_home_and_a_variable_in_a_path_are_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     path = tmp_path / "a.toml"
-    path.write_text("audit.file = '~/audit'\naccess.tokens = '$HOME/tokens'\n", encoding="utf-8")
+    # With the mark of its encoding, as editors on other systems write it.
+    path.write_text("audit.file = '~/audit'\naccess.tokens = '$HOME/tokens'\n", encoding="utf-8-sig")
     settings = read_settings(ServiceSettings, path).settings
     assert (settings.audit.file, settings.access.tokens) == (tmp_path / "audit", tmp_path / "tokens")
 

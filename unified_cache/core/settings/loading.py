@@ -142,7 +142,7 @@ def _find_file(named: Path | None) -> Path | None:
 def _read_file(path: Path) -> dict[str, object]:
     """Read a file of TOML. ``TomlConfigSettingsSource`` would take one that is not there for an empty one."""
     try:
-        return parse_toml(read_kept(path).decode("utf-8"))
+        return parse_toml(read_kept(path).decode("utf-8-sig"))
     except ValueError as error:
         raise ConfigError(f'{path}: expected TOML in UTF-8, such as name = "text", found: {error}') from error
 
