@@ -35,7 +35,10 @@ GRAIN_BYTES = 128
 _ENTRY = struct.Struct(f"<{PAGE_KEY_BYTES}sQQ")
 _STAMP = struct.Struct("<Q")
 _STAMP_OFFSET = _ENTRY.size - _STAMP.size
-_FREE = bytes(_ENTRY.size)
+ENTRY_BYTES = _ENTRY.size
+"""Of the line that names a page in the table of its file."""
+
+_FREE = bytes(ENTRY_BYTES)
 _NAME = re.compile(r"([a-z0-9][a-z0-9_]{0,31})\.([0-9]{1,15})\.([0-9]{1,9})\.pack")
 
 
@@ -63,7 +66,7 @@ class SegmentKey(NamedTuple):
 
 def taken_bytes(object_bytes: int) -> int:
     """Return what a page of a length takes of the file system: its slot, and its line in the table."""
-    return _slot_bytes(object_bytes) + _ENTRY.size
+    return _slot_bytes(object_bytes) + ENTRY_BYTES
 
 
 def _slot_bytes(object_bytes: int) -> int:

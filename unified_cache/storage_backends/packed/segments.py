@@ -189,14 +189,17 @@ class SegmentFiles:
     def free(self, slots: Iterable[SegmentSlot]) -> None:
         """Record on disk that slots are empty, then take them back.
 
-        Those of a table that cannot be written are nobody's until the store is opened again: an entry would lie.
+        Those of a table that cannot be written are nobody's until the store is opened again: an entry would lie. Where
+        nothing was entered, as on a disk without room for the first lines of a table, nothing has to be written.
         """
         fault: OSError | None = None
         for segment, inside in by_segment(slots).items():
             try:
                 segment.clear([slot.number for slot in inside])
             except OSError as error:
-                fault = error
+                left = [slot for slot in inside if not _is_empty(slot)]
+                fault = error if left else fault
+                self.give([slot for slot in inside if slot not in left])
             else:
                 self.give(inside)
         if fault is not None:
@@ -336,6 +339,12 @@ class SegmentFiles:
         with self._guard:
             self._opened.add(segment)
         return segment
+
+
+def _is_empty(slot: SegmentSlot) -> bool:
+    with suppress(OSError):
+        return slot.segment.entry(slot.number) is None
+    return False
 
 
 def _path_of(key: SegmentKey, number: int) -> str:

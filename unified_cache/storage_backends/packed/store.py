@@ -61,6 +61,7 @@ from unified_cache.storage_backends.directory.root import (
 )
 from unified_cache.storage_backends.packed.index import PageIndex, PutBatch
 from unified_cache.storage_backends.packed.segment import (
+    ENTRY_BYTES,
     PlacedSlots,
     Segment,
     SegmentKey,
@@ -325,7 +326,8 @@ class PackedStorage(DirectoryStorage):
         """Evict until the file system has room for what is new on it; decline the last pages where it has none."""
         segment_keys = {label: batch.segment_key_of(label) for label in batch.fresh}
         most_bytes = sum([segment_key.slot_bytes for segment_key in segment_keys.values()])
-        if not most_bytes or missing_bytes(self._disk, self._root.fd, most_bytes + self._free_bytes_min) <= 0:
+        left_bytes = self._left_bytes(len(segment_keys))
+        if not most_bytes or missing_bytes(self._disk, self._root.fd, most_bytes + left_bytes) <= 0:
             return
         wanted = Counter(segment_keys.values())
         short_bytes = self._short_bytes(wanted)
@@ -353,7 +355,12 @@ class PackedStorage(DirectoryStorage):
     def _short_bytes(self, wanted: Mapping[SegmentKey, int]) -> int:
         """Return what the file system lacks for so many slots of each shape; those that are free take nothing."""
         new_bytes = self._segments.new_bytes(wanted)
-        return missing_bytes(self._disk, self._root.fd, new_bytes + self._free_bytes_min) if new_bytes else 0
+        left_bytes = self._left_bytes(sum(wanted.values()))
+        return missing_bytes(self._disk, self._root.fd, new_bytes + left_bytes) if new_bytes else 0
+
+    def _left_bytes(self, pages_count: int) -> int:
+        """Return what so many pages leave of the file system: the reserve, or what the tables need to enter them."""
+        return max(self._free_bytes_min, SPARE_BYTES + pages_count * ENTRY_BYTES)
 
     def _evict(self, short_bytes: int, pages: Sequence[PageIO]) -> bool:
         """Free the least recent slots of so many bytes, of no page in a batch; return whether there were any."""

@@ -37,6 +37,7 @@ from unified_cache.testing.storage_contract import (
 
 DISK_BYTES = 24 << 20
 LARGE_BYTES = 65_000
+SLOT_BYTES = 65_536
 PROMPT_PAGES = 8
 MIB = 1 << 20
 
@@ -81,6 +82,35 @@ def test_a_full_disk_and_a_reserve_evict_the_least_recent_pages(
         assert whole_prompts(storage, range(100, 120)) == list(range(100, 120))
         assert set(put_prompts(storage, range(120, 140), level)) == {Answer.STORED}
         assert whole_prompts(storage, range(120, 140)) == list(range(120, 140))
+
+
+@pytest.mark.parametrize("level", Level)
+def test_of_a_put_larger_than_the_disk_the_first_pages_are_stored_and_the_next_put_is_taken(
+    level: Level, kind: StoreKind, disk: Path
+) -> None:
+    page_bytes = 8192
+    pages = [sealed_page(label(number), page_bytes) for number in range(DISK_BYTES // page_bytes + 400)]
+    with closing(kind.open(disk / "store", free_bytes_min=0)) as storage:
+        answers = storage.put(pages, level)
+        stored_count = answers.count(Answer.STORED)
+        assert stored_count * page_bytes > DISK_BYTES / 2
+        assert answers == [Answer.STORED] * stored_count + [Answer.DECLINED] * (len(pages) - stored_count)
+        assert set(put_prompts(storage, range(1000, 1002), level)) == {Answer.STORED}
+        assert whole_prompts(storage, range(1000, 1002)) == [1000, 1001]
+
+
+def test_slots_whose_table_could_not_be_written_are_free_again_where_nothing_is_in_it(tmp_path: Path) -> None:
+    disk = FaultyDisk(DiskFault.ENOSPC, only="pwritev")
+    with closing(PackedStorage.open(tmp_path / "store", free_bytes_min=0, disk=disk)) as storage:
+        put_prompts(storage, [0])
+        (file,) = (tmp_path / "store").rglob("*.pack")
+        before_bytes = file.stat().st_size
+        numbers = range(PROMPT_PAGES, 2 * PROMPT_PAGES)
+        # Each page is a call, and so are its table's lines and their removal.
+        disk.failing = range(len(disk.calls) + PROMPT_PAGES, len(disk.calls) + PROMPT_PAGES + 3)
+        storage.put([sealed_page(label(number), LARGE_BYTES) for number in numbers], Level.CACHED)
+        assert set(put_prompts(storage, [2])) == {Answer.STORED}
+        assert file.stat().st_size <= before_bytes + 2 * PROMPT_PAGES * SLOT_BYTES, "no slot is nobody's"
 
 
 @pytest.mark.parametrize("bytes_max", [None, 10 * MIB], ids=["unbounded", "capped"])
