@@ -159,8 +159,8 @@ STORAGE_MUTANTS = [
     Mutant(
         "a packed store below its reserve refuses what needs no new byte",
         "storage_backends/packed/store.py",
-        "new_bytes + self._free_bytes_min) if new_bytes else 0",
-        "new_bytes + self._free_bytes_min)",
+        "new_bytes + left_bytes) if new_bytes else 0",
+        "new_bytes + left_bytes)",
         tests=("tests/unit/storage_backends/directory/test_full_disk.py",),
     ),
     Mutant(

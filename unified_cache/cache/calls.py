@@ -478,7 +478,6 @@ class RequestCalls:
             backups=self._scheduler.counts(),
             operations_live=self._controller.live_count,
             calls_quarantined=len(self._controller.quarantined),
-            flawed_pages=0 if storage is None else sum(storage.backend.flaws_count.values()),
             storage_answers={} if storage is None else storage.answers.copy(),
             recency_hints=HintCounts() if storage is None or storage.hints is None else storage.hints.counts(),
             store=None if storage is None else AttachedStore.of(storage),

@@ -117,8 +117,6 @@ class Stats:
     operations_live: int
     calls_quarantined: int
     """Calls that a store has not returned from in time; the pages of each are nobody's until it has."""
-    flawed_pages: int
-    """Pages that storage returned and that were not what they should be: misses, every one."""
     storage_answers: dict[tuple[Method, Answer], int]
     """Answers of the store that is attached, one for each object: why a page was not read, or not stored."""
     recency_hints: HintCounts
@@ -127,6 +125,11 @@ class Stats:
     """None where no store is attached."""
     duplicates: DuplicateCounts
     """Pages that were computed again and compared with the held ones: equal, within the noise, diverged."""
+
+    @property
+    def flawed_pages(self) -> int:
+        """Pages of storage that were not what they should be, as the store or the cache found: misses, every one."""
+        return self.storage_answers.get((Method.GET, Answer.FLAWED), 0)
 
     @property
     def operations_failed(self) -> int:

@@ -383,7 +383,7 @@ class Controller:
         while self._live and (until is None or until.state is OperationState.RUNNING):
             if not has_all_time:
                 kinds = sorted(operation.kind.value for operation in self._live)
-                raise WaitTimeoutError(f"{len(kinds)} operations still run after {timeout_s} s: {', '.join(kinds)}")
+                raise WaitTimeoutError(f"time is over, and {len(kinds)} operations still run: {', '.join(kinds)}")
             left_s = deadline - self._clock()
             has_all_time = self._poll_once(self._wait_s(left_s), has_time=left_s > 0)
             if self._ranks.is_lost:

@@ -37,13 +37,18 @@ def read_kept(path: Path, forbidden: int = 0) -> bytes:
             found = file.read(_KEPT_BYTES_MAX + 1) if stat.S_ISREG(mode) else b""
     except OSError as error:
         raise ConfigError(f"{path} must be a file that can be read: {error.strerror}") from error
+    check_kept(path, mode, forbidden)
+    if len(found) > _KEPT_BYTES_MAX:
+        raise ConfigError(f"{path} must have at most {_KEPT_BYTES_MAX} bytes")
+    return found
+
+
+def check_kept(path: Path, mode: int, forbidden: int) -> None:
+    """Raise ``ConfigError`` unless a mode is that of a regular file, without a bit of ``forbidden``."""
     if not stat.S_ISREG(mode):
         raise ConfigError(f"{path} must be a regular file, found {stat.filemode(mode)}")
     if mode & forbidden:
         raise ConfigError(f"{path} must be kept from others, as by chmod 600, found {stat.filemode(mode)}")
-    if len(found) > _KEPT_BYTES_MAX:
-        raise ConfigError(f"{path} must have at most {_KEPT_BYTES_MAX} bytes")
-    return found
 
 
 def read_up_to(path: Path, bytes_max: int) -> bytes:

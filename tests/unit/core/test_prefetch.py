@@ -88,6 +88,13 @@ def test_a_flawed_page_is_a_page_that_did_not_come_and_is_taken_out_of_storage(l
     assert store.exists([label]) == [Answer.MISS]
 
 
+def test_a_page_that_the_store_itself_found_flawed_counts_as_one_that_the_cache_did() -> None:
+    store, cache = opened(FULL_LAYOUT)
+    store.answers[Method.GET] = Answer.FLAWED  # as a service answers, which verifies too
+    assert prefetched(cache, 8).pages_count == 0
+    assert cache.stats().flawed_pages == 8
+
+
 @every_layout
 def test_a_hit_below_the_threshold_is_not_read(layout: ModelLayout) -> None:
     store = stored(layout, (4,))

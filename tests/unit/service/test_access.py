@@ -283,6 +283,15 @@ def test_a_token_is_appended_to_a_regular_file_alone(path: Path) -> None:
     assert path.is_fifo()
 
 
+def test_no_token_is_added_to_a_file_that_others_may_write(path: Path) -> None:
+    given(path, "acme")
+    before = path.read_bytes()
+    path.chmod(0o666)
+    with pytest.raises(ConfigError, match="kept from others"):
+        given(path, "beta")
+    assert path.read_bytes() == before
+
+
 def spoiled(path: Path) -> None:
     path.write_text("spoiled\n")
 

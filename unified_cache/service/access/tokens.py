@@ -26,7 +26,7 @@ from pathlib import Path
 import grpc
 
 from unified_cache.core.errors import ConfigError
-from unified_cache.core.files import read_kept, replace_whole
+from unified_cache.core.files import check_kept, read_kept, replace_whole
 from unified_cache.core.settings.section import TENANT_PATTERN
 from unified_cache.core.settings.service import Role
 from unified_cache.service.access.callers import Caller
@@ -42,6 +42,9 @@ _AUTHORIZATION = "authorization"
 _BEARER = "bearer "
 _NOBODY = sha256(b"").digest()
 """Digest that is compared if no token has the ID, so that the answer takes as long."""
+
+_FORBIDDEN = stat.S_IWGRP | stat.S_IWOTH
+"""Who else may write a file of tokens could let himself in."""
 
 _LOCK_PAUSE_S = 0.02
 _LOCK_ATTEMPTS_MAX = 500
@@ -111,7 +114,7 @@ def new_token(caller: Caller, last_day: date | None, random_bytes: Callable[[int
 
 def read_tokens(path: Path) -> dict[str, TokenEntry]:
     """Read a file of tokens, by ID."""
-    return _entries(read_kept(path, stat.S_IWGRP | stat.S_IWOTH).decode("utf-8", "replace"), path)
+    return _entries(read_kept(path, _FORBIDDEN).decode("utf-8", "replace"), path)
 
 
 def token_changes(before: Mapping[str, TokenEntry], after: Mapping[str, TokenEntry]) -> list[tuple[str, str]]:
@@ -153,8 +156,7 @@ def _locked(path: Path, flags: int = 0) -> Iterator[str]:
         fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | flags, 0o600)
         with os.fdopen(fd, encoding="utf-8", errors="surrogateescape") as file:
             mode = os.fstat(fd).st_mode
-            if not stat.S_ISREG(mode):
-                raise ConfigError(f"{path} must be a regular file, found {stat.filemode(mode)}")
+            check_kept(path, mode, _FORBIDDEN)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:

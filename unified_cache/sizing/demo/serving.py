@@ -33,9 +33,7 @@ from unified_cache.core.pool import Identity
 from unified_cache.integrations.transformers import KeptState, PrefixCachedModel, Stage, greedy
 from unified_cache.integrations.weights import weights_digest
 from unified_cache.sizing.demo.result import SOURCES, DemoAnswer, DemoSettings, Ready
-from unified_cache.storage_backends.protocol import Answer as PageAnswer
 from unified_cache.storage_backends.url import open_storage
-from unified_cache.storage_backends.wrappers.layer import Method
 from unified_cache.testing.tiny_models import TINY_MODELS, tiny_model
 
 SETTLE_S = 120.0
@@ -125,7 +123,7 @@ class DemoServer:
     def answer(self, question: str, salt: str | None) -> DemoAnswer:
         """Answer over the cache; what was computed is stored when it returns."""
         tokens = self.prompt(question)
-        flawed_before = self._flawed_pages()
+        flawed_before = self.cache.stats().flawed_pages
         started_s = time.perf_counter()
         with self.engine.start(tokens, Namespace(cache_salt=salt)) as sequence:
             while (stage := sequence.step()) is not Stage.READY:
@@ -139,7 +137,7 @@ class DemoServer:
         return replace(
             found,
             prompt_tokens=dict(zip(SOURCES, by_source, strict=True)),
-            flawed_pages=self._flawed_pages() - flawed_before,
+            flawed_pages=self.cache.stats().flawed_pages - flawed_before,
         )
 
     def drop(self, tier: str) -> None:
@@ -188,11 +186,6 @@ class DemoServer:
             first_token_s = first_token_s or time.perf_counter() - started_s
         text = self.language.decode([each for each in tokens if each not in stop])
         return DemoAnswer(question, text, tokens, digest.hexdigest(), first_token_s, prompt_tokens={})
-
-    def _flawed_pages(self) -> int:
-        """Count pages found flawed by us, or by a service in front of the store."""
-        stats = self.cache.stats()
-        return max(stats.flawed_pages, stats.storage_answers.get((Method.GET, PageAnswer.FLAWED), 0))
 
 
 def loaded(directory: Path, file: str | None) -> tuple[PreTrainedModel, transformers.PreTrainedTokenizerBase]:
