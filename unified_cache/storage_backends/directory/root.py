@@ -86,6 +86,10 @@ DECLINES_PAUSE_S = 300.0
 """Time between two lines of the log that say why pages are declined."""
 
 
+KEPT_MAX = 1 << 12
+"""Identities whose manifest a process remembers, and foreign places whose last line in the log it does."""
+
+
 class Declines:
     """Counts pages declined for want of room or a place; the log has the reason, once in a while. Thread-safe."""
 
@@ -101,7 +105,9 @@ class Declines:
         """Count pages that were declined, maybe for what is ``foreign`` in the place of their directory."""
         with self._guard:
             self.count += count
-            self.reason = f"{self._path} has no room for {count} pages: {reason}"
+            self.reason = f"{self._path} has no {'place' if foreign else 'room'} for {count} pages: {reason}"
+            if len(self._logged_s) > KEPT_MAX:
+                self._logged_s.clear()
             now_s = time.monotonic()
             is_due = now_s - self._logged_s.get(foreign, -math.inf) >= DECLINES_PAUSE_S
             if is_due:
@@ -138,7 +144,7 @@ class StoreRoot:
         self._new_writer = new_writer
         self._writer = writer
         self.manifests: dict[bytes, Manifest] = {}
-        """Of identities that this process has registered: each goes with its directory, and comes with it."""
+        """Of the identities that this process registered last: each goes with its directory, and comes with it."""
         self._temp_numbers = itertools.count()
         self._guard = Lock()
 
@@ -180,6 +186,13 @@ class StoreRoot:
             with suppress(OSError):  # the next one to make it brings the rest
                 self.disk.rmdir(name, dir_fd=self.fd)
             raise
+
+    def remember(self, manifest: Manifest) -> None:
+        """Keep a manifest, so that it comes back with its directory; of many, the one kept first is forgotten."""
+        with self._guard:
+            self.manifests[manifest.identity] = manifest
+            if len(self.manifests) > KEPT_MAX:
+                del self.manifests[next(iter(self.manifests))]
 
     def foreign_text(self, place: str) -> str:
         """Return what is wrong with what stands in the place of a directory."""
@@ -542,7 +555,7 @@ def write_manifest(root: StoreRoot, manifest: Manifest) -> None:
                 _write(root, identity_fd, manifest, root.new_temp())
                 found = manifest
             if found == manifest:
-                root.manifests[manifest.identity] = manifest
+                root.remember(manifest)
                 return
     raise StorageError(f"{path} describes another identity or layout under the same digest", retryable=False)
 

@@ -275,6 +275,19 @@ def test_however_often_it_is_removed_the_manifest_comes_back_and_no_descriptor_s
     assert len(descriptors(Path("/"))) == len(opened_before)
 
 
+def test_of_many_manifests_those_registered_last_are_remembered(
+    storage: FileStorage, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("unified_cache.storage_backends.directory.root.KEPT_MAX", 1)
+    other = manifest_of(OTHER_MODEL, LAYOUT)
+    for manifest in (MANIFEST, other):
+        storage.register(manifest, {})
+    shutil.rmtree(root)
+    put(storage, [1])
+    storage.put([sealed_page(label(1, model=OTHER_MODEL))], Level.CACHED)
+    assert storage.manifests() == {MANIFEST.identity: None, other.identity: other}
+
+
 def test_the_store_that_another_process_made_in_its_place_is_shared(removed: FileStorage, below: Path) -> None:
     with closing(FileStorage.open(below)) as other:
         put(other, [7])
