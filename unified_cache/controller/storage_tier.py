@@ -32,6 +32,7 @@ from unified_cache.core.pool import Identity, ModelLayout, PageCopies, PageNumbe
 from unified_cache.core.seal import Label
 from unified_cache.storage_backends.common.bounded_call import call_within
 from unified_cache.storage_backends.common.breaker import Backoff, StoreOpening
+from unified_cache.storage_backends.common.other_identities import OtherIdentities
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.protocol import Answer, PageIO, Store
 from unified_cache.storage_backends.url import open_storage
@@ -229,8 +230,11 @@ class StorageTier:
         capability.check_cap(layout)
         guard = None if config is None else StorageGuard(store, capability, config)
         backend = VerifiedStorage(store if guard is None else guard)
+        others = OtherIdentities.of(backend)
         for part in identity.parts(layout):
-            backend.register(manifest_of(part.identity, part.layout), memory.slabs())
+            manifest = manifest_of(part.identity, part.layout)
+            backend.register(manifest, memory.slabs())
+            others.warn(manifest)
         reads = tuple((component, pool) for component, pool in layout.transfer_order if pool.page_bytes)
         writes = tuple((component, pool) for component, pool in reads if pool.name in written)
         hints = RecencyHints() if capability.evicts else None

@@ -9,6 +9,7 @@ that all tensor-parallel ranks of a stage hold alike has ``stage``; state of whi
 no heads, has ``rank_text``.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral
@@ -208,3 +209,23 @@ def _heads_per_rank(heads_total: int, size: int) -> int:
     if size < 1 or heads_total < 1 or (heads_total % size and size % heads_total):
         raise LayoutError(f"{heads_total} heads and {size} ranks must divide each other")
     return max(1, heads_total // size)
+
+
+_EXTENT = re.compile(r"(\d+)-(\d+)/")
+_RANK = re.compile(r"\d+(?=of\d|/\d)")
+
+
+def are_cut_otherwise(first: str, second: str) -> bool:
+    """Return whether two names of shards cannot be of ranks of one group: another number of ranks, or other bounds.
+
+    Two ranks of one group hold the same heads and layers, or none in common.
+    """
+    if not (first and second):
+        return first != second
+    if re.sub(r"\d+", "", first) != re.sub(r"\d+", "", second):
+        return False
+    if _RANK.sub("", _EXTENT.sub("", first)) != _RANK.sub("", _EXTENT.sub("", second)):
+        return True
+    pairs = zip(_EXTENT.findall(first), _EXTENT.findall(second), strict=True)
+    bounds = [tuple(map(int, here + there)) for here, there in pairs]
+    return any((a, b) != (c, d) and a < d and c < b for a, b, c, d in bounds)

@@ -38,6 +38,7 @@ from unified_cache.integrations.engine_store.interface import (
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.storage_backends.common.bounded_call import BoundedCall, bound_steps
 from unified_cache.storage_backends.common.breaker import Backoff, Retries
+from unified_cache.storage_backends.common.other_identities import OtherIdentities
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.protocol import (
     BATCH_BYTES,
@@ -450,6 +451,7 @@ class Registrations:
         self.taken: set[bytes] = set()
         """Identities that the store has taken."""
         self._by_identity: dict[bytes, _Registration] = {}
+        self._others: OtherIdentities | None = None
         self._pauses = pauses
         self._clock = clock
         self._guard = Lock()
@@ -491,6 +493,8 @@ class Registrations:
         Raises:
             CacheError: the store does not take one, or does not answer.
         """
+        if self._others is None:
+            self._others = OtherIdentities.of(store)
         for identity in identities:
             if identity in self.taken:
                 continue
@@ -498,6 +502,7 @@ class Registrations:
             slabs: Mapping[str, memoryview] = dict.fromkeys(found.pools, memory)
             try:
                 store.register(found.manifest, slabs)
+                self._others.warn(found.manifest)
             except CacheError as error:
                 with self._guard:
                     found.retries.record_failure(error)
