@@ -20,7 +20,7 @@ the policy backs up everything, pages that the device evicts before are copied t
 import logging
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -142,6 +142,11 @@ class BackupRun:
     """Whether pages that storage has already are put once more, to keep them recent there."""
     operation: Operation | None = None
     """Its operation; None until its first job has ended."""
+    pages_max: int | None = field(init=False)
+    """Pages of the prompt that storage holds, see ``StorageTier.prompt_pages_max``."""
+
+    def __post_init__(self) -> None:
+        self.pages_max = None if self.storage is None else self.storage.prompt_pages_max()
 
     def is_stopping(self) -> bool:
         """Return whether the operation is to end early."""
@@ -151,7 +156,7 @@ class BackupRun:
 class Backups:
     """Backups over one ledger and one memory."""
 
-    __slots__ = ("_ledger", "_memory", "_owners", "_ranks", "_traffic")
+    __slots__ = ("_is_warned", "_ledger", "_memory", "_owners", "_ranks", "_traffic")
 
     def __init__(
         self,
@@ -167,6 +172,7 @@ class Backups:
         self._owners = owners
         self._ranks = ranks
         self._traffic = traffic
+        self._is_warned = False
 
     def backup(self, prompt: Prompt, storage: StorageTier | None, level: Level, tally: PageTally) -> JobSteps:
         """Copy what the host lacks of a prompt's device prefix and publish it; then put all that the host has of it.
@@ -270,6 +276,17 @@ class Backups:
         ledger, request, end = self._ledger, run.request, found.host_end
         if end < found.prompt.pages_count:
             run.tally.leave_out(LeftOut.EVICTED, request.take_off(0, slice(end, None)))
+        if run.pages_max is not None and run.pages_max < end:
+            if not self._is_warned:
+                self._is_warned = True
+                logger.warning(
+                    "the store's cap holds the first %d of a prompt's %d pages; the others are not put",
+                    run.pages_max,
+                    end,
+                )
+            for component in range(len(ledger.layout.components)):
+                behind = request.take_off(component, slice(run.pages_max, None))
+                run.tally.leave_out(LeftOut.STORE_TOO_SMALL, behind)
         if len(ledger.layout.components) > 1:
             usable = self._request_at(found, self._resumable(found))
             for component in range(1, len(ledger.layout.components)):
@@ -353,6 +370,8 @@ class Backups:
         stored, clears_count = self._ledger.stored, self._ledger.stored.clears_count
         put: list[PageCopies] = []
         known: list[Pages] = []
+        if run.pages_max is not None:
+            held = [part.where(part.pages < run.pages_max) for part in held]
         for part in held:
             is_known = stored.among(part.component, part.target)
             if not run.puts_again:

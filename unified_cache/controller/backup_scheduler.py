@@ -51,6 +51,9 @@ RETRY_PAUSE_S_MAX = 60.0
 RETRIED = frozenset((LeftOut.HOST_FULL, LeftOut.UNDER_WAY, LeftOut.DECLINED, LeftOut.FAILED, LeftOut.STOPPED))
 """Reasons that may be gone the next time."""
 
+GIVEN_UP = frozenset((LeftOut.EVICTED, LeftOut.STORE_TOO_SMALL))
+"""Reasons for which a backup gives pages up by itself."""
+
 
 @dataclass(slots=True)
 class BackupCounts:
@@ -74,11 +77,11 @@ class BackupCounts:
 
     def add(self, tally: PageTally) -> bool:
         """Count what a backup did with its pages for good; return whether it brought any of them further."""
-        evicted_pages = tally.left_out.get(LeftOut.EVICTED, 0)
         self.arrived_pages += tally.arrived
         self.already_pages += tally.already
-        self.lose(LeftOut.EVICTED, evicted_pages)
-        return bool(tally.arrived or tally.already or evicted_pages)
+        for reason in GIVEN_UP & tally.left_out.keys():
+            self.lose(reason, tally.left_out[reason])
+        return bool(tally.arrived or tally.already or GIVEN_UP & tally.left_out.keys())
 
     def lose(self, reason: LeftOut, pages: int) -> None:
         """Count pages that are given up."""
@@ -290,12 +293,12 @@ class BackupScheduler:
                 request.attempts_count = 0
             elif LeftOut.UNDER_WAY not in tally.left_out:
                 request.attempts_count += 1
-            if LeftOut.EVICTED in tally.left_out:
+            if GIVEN_UP & tally.left_out.keys():
                 self._count_lost(request)
             request.leave_untried(_reason_of(operation))
             if request.pages_count:
                 self._try_again(request)
-            elif tally.stored or LeftOut.EVICTED in tally.left_out:
+            elif tally.stored or GIVEN_UP & tally.left_out.keys():
                 self._pause_s = RETRY_PAUSE_S
                 self._make_due(self._for_store.take(1))
 

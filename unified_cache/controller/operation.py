@@ -36,6 +36,8 @@ class LeftOut(Enum):
     """Other operations pinned its pages; or, of a prefetch, neither it nor the device had room."""
     HOST_TOO_SMALL = "host_too_small"
     """The host does not hold the prompt even when it is empty, and there is no storage that it could go on to."""
+    STORE_TOO_SMALL = "store_too_small"
+    """It lies behind the pages of its prompt that fit under the store's cap."""
     DEVICE_FULL = "device_full"
     UNDER_WAY = "under_way"
     """Another transfer was copying or storing it."""

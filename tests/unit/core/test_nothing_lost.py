@@ -18,6 +18,7 @@ from unified_cache.core.config import WritePolicy
 from unified_cache.core.page import Prompt
 from unified_cache.core.pool import ModelLayout
 from unified_cache.core.window import SPAN_ALL
+from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer
 from unified_cache.storage_backends.wrappers.layer import Method
 
@@ -107,6 +108,26 @@ def test_without_storage_a_backup_says_how_many_pages_the_host_is_too_small_for(
     operation = over(toy.cache, toy.cache.backup(toy.run(prompt_of(toy, 0))))
     assert operation.state is OperationState.PARTIAL
     assert (operation.tally.arrived, operation.tally.left_out) == (8, {LeftOut.HOST_TOO_SMALL: 16})
+
+
+@layouts
+@pytest.mark.parametrize("host", [40, 8])
+def test_of_a_prompt_larger_than_the_stores_cap_the_beginning_stays_there(
+    layout: Callable[[], ModelLayout], host: int
+) -> None:
+    model = layout()
+    pages = [min(2 * component.span, 12) for component in model.components]
+    store = MemoryStorage(model.prompt_bytes(pages, sealed=True))
+    toy = engine(store, layout=model, write=WritePolicy.THROUGH, device=60, host=host)
+    prompt = prompt_of(toy, 0)
+    for end in (8, 24):
+        toy.run(prompt.head(end))
+        toy.cache.wait_all(10)
+    check_sums(toy)
+    counts = toy.cache.stats().backups
+    assert (counts.lost_prompts, set(counts.lost_pages)) == (1, {LeftOut.STORE_TOO_SMALL})
+    toy.cache.reset()
+    assert 8 <= over(toy.cache, toy.cache.prefetch(prompt)).pages_count <= 12, counts
 
 
 @layouts
