@@ -1,4 +1,4 @@
-"""Pages of one prompt lie on one node of a cluster: one that dies takes whole prompts, and not parts of all."""
+"""Pages of one prompt lie on one node of a cluster, or on a pair: what a node that dies takes along."""
 
 from contextlib import closing
 
@@ -9,7 +9,8 @@ from tests.support.waiting import wait_until
 from unified_cache.storage_backends.mooncake.endpoints import STAY_S, NodeChoice
 from unified_cache.storage_backends.mooncake.store import MooncakeStorage, open_url
 from unified_cache.storage_backends.protocol import Answer, Level
-from unified_cache.testing.storage_contract import label, open_for_contract, sealed_page
+from unified_cache.storage_backends.wrappers.layer import VerifiedStorage
+from unified_cache.testing.storage_contract import blank_page, label, open_for_contract, sealed_page
 
 pytestmark = needs_mooncake
 
@@ -19,8 +20,12 @@ FORGOTTEN_S = 10.0
 """After so long the master has noticed that a node is dead."""
 
 
-def opened(cluster: LocalCluster) -> MooncakeStorage:
-    storage = open_url(cluster.url.partition(":")[2], None)
+COPIED_S = 60.0
+"""Within so long nodes have made the copies that they were asked for."""
+
+
+def opened(cluster: LocalCluster, options: str = "") -> MooncakeStorage:
+    storage = open_url(cluster.url.partition(":")[2] + options, None)
     open_for_contract(storage)
     return storage
 
@@ -60,3 +65,43 @@ def test_a_node_that_dies_takes_whole_prompts_and_the_next_ones_go_elsewhere() -
         clock.now_s += 100
         assert len(set(put_prompt(storage, lost))) == 1
         assert whole(storage, lost) == PROMPT_PAGES
+
+
+def hits(storage: MooncakeStorage, numbers: range) -> int:
+    """Read the pages of prompts; count those that were right."""
+    verified = VerifiedStorage(storage)
+    read = [
+        verified.get([blank_page(label(number * PROMPT_PAGES + page), PAGE_BYTES) for page in range(PROMPT_PAGES)])
+        for number in numbers
+    ]
+    return sum(answers.count(Answer.HIT) for answers in read)
+
+
+def have_two_nodes(storage: MooncakeStorage, numbers: range) -> bool:
+    names = [label(number * PROMPT_PAGES + page).object_name for number in numbers for page in range(PROMPT_PAGES)]
+    found = storage._client.locate(names)
+    return len(found) == len(names) and all(location.others for location in found.values())
+
+
+def test_nodes_that_die_one_after_the_other_cost_no_page_that_lies_on_two() -> None:
+    clock, prompts, more = ManualClock(), range(8), range(8, 12)
+    with LocalCluster.running(4) as cluster, closing(opened(cluster, "&replicas=2")) as storage:
+        client = storage._client
+        assert storage.capability().bytes_max == (client.admin.capacity_bytes() or 0) // 2
+        client.choice = NodeChoice(client.admin.segments, client.endpoints, clock, seed=0)
+        for number in prompts:
+            assert len(set(put_prompt(storage, number))) == 1, "one pair"
+            clock.now_s += STAY_S
+        assert have_two_nodes(storage, prompts)
+        cluster.nodes[0].kill()
+        assert hits(storage, prompts) == len(prompts) * PROMPT_PAGES, "before the master notices"
+        for number in more:
+            put_prompt(storage, number)
+            clock.now_s += STAY_S
+        assert wait_until(lambda: len(client.admin.segments()) == 3, FORGOTTEN_S), "the master notices"
+        both = range(more.stop)
+        assert hits(storage, both) == len(both) * PROMPT_PAGES
+        clock.now_s += 100
+        assert wait_until(lambda: have_two_nodes(storage, both), COPIED_S), "what lost one gets another"
+        cluster.nodes[1].kill()
+        assert hits(storage, both) == len(both) * PROMPT_PAGES

@@ -1,9 +1,12 @@
 """What we use of the Mooncake library, which has no types of its own. Codes stand in the order of the keys."""
 
+from mooncake.engine import Engine
+
 class BufferDescriptor:
     """Place of a replica."""
 
     transport_endpoint: str
+    buffer_address: int
     size: int
 
 class MemoryReplica:
@@ -20,14 +23,22 @@ class ReplicateConfig:
 
     replica_num: int
     with_hard_pin: bool
-    preferred_segment: str
-    """A node by its address; another is taken, and nothing said, where that one is not there or full."""
+    preferred_segments: list[str]
+    """Nodes by their addresses; others are taken, and nothing said, where those are not there or full."""
     group_ids: list[str]
     """One for each object of the call: what has one group is evicted together."""
 
 class MooncakeDistributedStore:
     def setup(
-        self, host: str, metadata: str, segment: int, buffer: int, protocol: str, devices: str, master: str
+        self,
+        host: str,
+        metadata: str,
+        segment: int,
+        buffer: int,
+        protocol: str,
+        devices: str,
+        master: str,
+        engine: Engine | None,
     ) -> int:
         """Connect. Holds the interpreter's lock until it is done."""
 
@@ -55,3 +66,6 @@ class MooncakeDistributedStore:
     ) -> list[int]: ...
     def batch_remove(self, keys: list[str], force: bool) -> list[int]:
         """Remove; with ``force`` what is leased, too."""
+
+    def create_copy_task(self, key: str, targets: list[str]) -> tuple[tuple[int, int], int]:
+        """Have a node copy an object to others within a second or so; done, and of no effect, where it lies there."""

@@ -27,6 +27,9 @@ from unified_cache.sizing.plan.planner import Planner, ServePlan
 from unified_cache.sizing.plan.report import page_of
 from unified_cache.sizing.plan.sweep import TIERS, PlannedModel, combinations, parse_sweeps
 
+STORAGE_RATIO_MAX = 4
+"""A page on as many nodes of a cluster."""
+
 PLAN_EPILOG = """**Examples**
 
 Over a trace that `unified-cache samples` copies:
@@ -72,7 +75,8 @@ class PlanCommand(JsonOptions):
     storage_ratio: Annotated[
         float,
         typer.Option(
-            metavar="SHARE", help="Bytes that storage keeps for each byte of a page: 0.7 for bfloat16 compressed."
+            metavar="SHARE",
+            help="Bytes that storage keeps for each byte of a page: 0.7 for bfloat16 compressed, 2 for two replicas.",
         ),
     ] = 1.0
     page_size: Annotated[int | None, typer.Option(help="Tokens per page. [default: the model's usual]")] = None
@@ -88,8 +92,8 @@ class PlanCommand(JsonOptions):
         """Plan, and show the result."""
         if self.model is None:
             raise ConfigError("--model must be set, found none; name a preset or config.json: --model gpt-oss-120b")
-        if not 0 < self.storage_ratio <= 1:
-            raise ConfigError(f"--storage-ratio must be in (0, 1], found {self.storage_ratio}")
+        if not 0 < self.storage_ratio <= STORAGE_RATIO_MAX:
+            raise ConfigError(f"--storage-ratio must be in (0, {STORAGE_RATIO_MAX}], found {self.storage_ratio}")
         model = PlannedModel(
             self.model,
             size_named(self.model, page_size=self.page_size, dtype=self.dtype),

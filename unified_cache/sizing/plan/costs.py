@@ -136,7 +136,7 @@ class PricedSystem:
         moved = ends.moved
         nothing = np.zeros(trace.requests_count)
         host_s = moved.loaded_from_host / self._bus_bytes_per_s
-        read_s = moved.fetched * self.model.storage_ratio / self.hardware.storage_read_bytes_per_s
+        read_s = moved.fetched * min(1.0, self.model.storage_ratio) / self.hardware.storage_read_bytes_per_s
         all_s = moved.loaded / self._bus_bytes_per_s
         ways = [
             (nothing, nothing, ends.device),

@@ -1,10 +1,10 @@
 """Address of a Mooncake cluster and the part that this process takes in it, read from a URL.
 
-    mooncake://HOST:PORT[?admin=HOST:PORT&protocol=tcp|rdma&devices=LIST&host=NAME&segment_bytes=N]
+    mooncake://HOST:PORT[?replicas=N&admin=HOST:PORT&protocol=tcp|rdma&devices=LIST&host=NAME&segment_bytes=N]
 
-``HOST:PORT`` is the master's. ``admin`` is where its HTTP side is; a port alone is one of the same host. ``host`` is
-the name under which other nodes reach this one; ``segment_bytes`` is memory of this process that the cluster may fill,
-none by default.
+``HOST:PORT`` is the master's. A page is put on ``replicas`` nodes, of which all but one may die. ``admin`` is where the
+master's HTTP side is; a port alone is one of the same host. ``host`` is the name under which other nodes reach this
+one; ``segment_bytes`` is memory of this process that the cluster may fill, none by default.
 """
 
 import socket
@@ -19,7 +19,10 @@ ADMIN_PORT = 9003
 
 PROTOCOLS = ("tcp", "rdma")
 
-_OPTIONS = ("admin", "protocol", "devices", "host", "segment_bytes")
+REPLICAS_MAX = 4
+"""More cost room and writes, and guard against deaths that come less often than the master's own."""
+
+_OPTIONS = ("replicas", "admin", "protocol", "devices", "host", "segment_bytes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +42,8 @@ class MooncakeAddress:
     """Name of this host for other nodes; what the route to the master says if empty."""
     segment_bytes: int = 0
     """Memory of this process given to the cluster, for as long as the process lives."""
+    replicas: int = 1
+    """Nodes that hold each page put by this process."""
 
     def __post_init__(self) -> None:
         for name, port in (("the master's port", self.port), ("admin", self.admin_port)):
@@ -46,6 +51,8 @@ class MooncakeAddress:
                 raise ConfigError(f"{name} must be in [1, 65535], found {port}")
         if self.protocol not in PROTOCOLS:
             raise ConfigError(f"protocol must be one of {', '.join(PROTOCOLS)}, found {self.protocol!r}")
+        if not 1 <= self.replicas <= REPLICAS_MAX:
+            raise ConfigError(f"replicas must be in [1, {REPLICAS_MAX}], found {self.replicas}")
         if self.segment_bytes and self.segment_bytes < SEGMENT_BYTES_MIN:
             raise ConfigError(f"segment_bytes must be 0 or at least {SEGMENT_BYTES_MIN}, found {self.segment_bytes}")
 
@@ -73,6 +80,7 @@ def address_of_url(rest: str) -> MooncakeAddress:
         options = dict(parse_qsl(parts.query, keep_blank_values=True, strict_parsing=True) if parts.query else [])
         admin_host, _, admin_port = options.get("admin", f"{ADMIN_PORT}").rpartition(":")
         admin, segment_bytes = int(admin_port), int(options.get("segment_bytes", 0))
+        replicas = int(options.get("replicas", 1))
     except ValueError as error:
         raise ConfigError(f"a Mooncake store is named as {wanted}, found {without_secrets(url)!r}: {error}") from error
     unknown = sorted(options.keys() - set(_OPTIONS))
@@ -87,6 +95,7 @@ def address_of_url(rest: str) -> MooncakeAddress:
         devices=options.get("devices", ""),
         local_host=options.get("host", ""),
         segment_bytes=segment_bytes,
+        replicas=replicas,
     )
 
 

@@ -11,6 +11,8 @@ import atexit
 import ctypes
 import http.client
 import os
+import random
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from threading import Lock
@@ -24,6 +26,7 @@ from unified_cache.storage_backends.common.bounded_call import CallsInFlight
 from unified_cache.storage_backends.common.breaker import CircuitBreaker
 from unified_cache.storage_backends.mooncake.address import PROBE_TIMEOUT_S, MooncakeAddress, probe_master
 from unified_cache.storage_backends.mooncake.endpoints import (
+    NODES_MAX,
     REST,
     Endpoints,
     LocationCache,
@@ -33,13 +36,15 @@ from unified_cache.storage_backends.mooncake.endpoints import (
 from unified_cache.storage_backends.mooncake.native import (
     METADATA,
     ResultCode,
+    load_engine,
     load_store,
     new_put_config,
 )
 from unified_cache.storage_backends.protocol import PageIO
 
 if TYPE_CHECKING:
-    from mooncake.store import MooncakeDistributedStore, Replica, ReplicateConfig
+    from mooncake.engine import TransferEngine
+    from mooncake.store import BufferDescriptor, MooncakeDistributedStore, Replica, ReplicateConfig
 
 EXIT_WAIT_S = 8.0
 """Wait for calls in flight when the process ends: each ends by itself within the settings' timeouts."""
@@ -55,6 +60,12 @@ speed over TCP."""
 
 BATCH_OBJECTS = 16
 """In one call: a node that stalls holds it up for a second per four objects, and a call has a deadline."""
+
+COPIES_MAX = 128
+"""Objects that are asked to be copied in ``COPIES_TIME_S``: a node makes sixteen copies a second."""
+
+COPIES_TIME_S = 4.0
+"""Time after which an object that still lacks a replica is asked to be copied again."""
 
 _address_of = ctypes.addressof
 _char_in = ctypes.c_char.from_buffer
@@ -118,13 +129,19 @@ class MooncakeClient:
     paused for a while, and the next call first looks whether somebody listens: the library would try for seconds.
     """
 
-    def __init__(self, store: "MooncakeDistributedStore", address: MooncakeAddress) -> None:
+    def __init__(
+        self, store: "MooncakeDistributedStore", address: MooncakeAddress, engine: "TransferEngine | None" = None
+    ) -> None:
+        """``engine`` is the store's own, where objects have replicas."""
         self.address = address
         self.admin = MasterAdmin(address.admin_host or address.host, address.admin_port)
         self.locations = LocationCache()
         self.endpoints = Endpoints()
         self.choice = NodeChoice(self.admin.segments, self.endpoints)
         self._store = store
+        self._engine = engine
+        self._copying: set[str] = set()
+        self._copied_at_s = 0.0
         self._registered: dict[tuple[int, int], int] = {}
         self._master = CircuitBreaker(1, REST, name=f"the Mooncake master at {address.master}")
         self._pid = os.getpid()
@@ -138,15 +155,27 @@ class MooncakeClient:
         probe_master(address.host, address.port)
         admin = MasterAdmin(address.admin_host or address.host, address.admin_port)
         admin.check_serves()
-        store = load_store()
-        code = store.setup(host, METADATA, address.segment_bytes, 0, address.protocol, address.devices, address.master)
+        store, engine, code = load_store(), None, 0
+        if address.replicas > 1:
+            engine = load_engine()
+            code = engine.initialize(host, METADATA, address.protocol, address.devices)
+        code = code or store.setup(
+            host,
+            METADATA,
+            address.segment_bytes,
+            0,
+            address.protocol,
+            address.devices,
+            address.master,
+            None if engine is None else engine.get_engine(),
+        )
         if code:
             raise StorageError(
                 f"the Mooncake client could not be set up (code {code}): host {host}, protocol {address.protocol}, "
                 f"master {address.master}, segment of {address.segment_bytes} bytes",
                 retryable=code in _LOST,
             )
-        client = cls(store, address)
+        client = cls(store, address, engine)
         atexit.register(client.end)
         return client
 
@@ -200,13 +229,40 @@ class MooncakeClient:
 
     def locations_of(self, present: list[str]) -> dict[str, ReplicaLocation]:
         """Return where objects lie that were there just now, as ``locate``."""
-        locations: dict[str, ReplicaLocation] = {}
+        locations = {name: _location_of(replicas) for name, replicas in self._replicas_of(present)}
+        self.locations.learn(locations.items())
+        if self._engine is not None:
+            self._copy([name for name, found in locations.items() if len(found.others) + 1 < self.address.replicas])
+        return locations
+
+    def memory_of(self, names: list[str]) -> dict[str, "list[BufferDescriptor]"]:
+        """Return all the places in nodes' memory that hold these objects now, of those that are whole."""
+        present = [name for name, exists in zip(names, self.exist(names), strict=True) if exists]
+        return {name: _in_memory(replicas) for name, replicas in self._replicas_of(present)}
+
+    def _replicas_of(self, present: list[str]) -> "Iterator[tuple[str, Sequence[Replica]]]":
         for start in range(0, len(present), AGED_OBJECTS):
             with self._calls():
                 found = self._store.batch_get_replica_desc(present[start : start + AGED_OBJECTS])
-            locations.update((name, _location_of(replicas)) for name, replicas in found.items() if replicas)
-        self.locations.learn(locations.items())
-        return locations
+            yield from ((name, replicas) for name, replicas in found.items() if replicas)
+
+    def _copy(self, names: Sequence[str]) -> None:
+        """Ask for copies of objects that lie on fewer nodes than they should, on any of the nodes.
+
+        Where that is the one that has them, or a dead one, nothing happens, and another is drawn when they are asked
+        for again.
+        """
+        nodes = self.choice.nodes(NODES_MAX) if names else []
+        if not nodes:
+            return
+        with self._calls(), self._guard:
+            if time.monotonic() >= self._copied_at_s:
+                self._copied_at_s = time.monotonic() + COPIES_TIME_S
+                self._copying.clear()
+            fresh = [name for name in names if name not in self._copying][: COPIES_MAX - len(self._copying)]
+            self._copying.update(fresh)
+            for name in fresh:
+                self._store.create_copy_task(name, [random.choice(nodes)])  # noqa: S311 -- not secret
 
     def remove(self, names: list[str]) -> list[int]:
         """Remove objects, leased ones too; 0 for each that there was."""
@@ -227,14 +283,30 @@ class MooncakeClient:
         pointers, sizes = [item.pointers for item in objects], [item.sizes for item in objects]
         return partial(self._ask, names, partial(self._store.batch_get_into_multi_buffers, names, pointers, sizes))
 
-    def put_config(self, groups: Sequence[str] = (), *, pinned: bool = False, node: str = "") -> "ReplicateConfig":
-        """Return how to store objects of these groups, one each, or of none; on ``node`` where it has room."""
+    def read_from(self, endpoint: str, objects: "Sequence[tuple[ObjectBuffers, BufferDescriptor]]") -> bool:
+        """Read objects from places in one node's memory; return whether it answered. The library reads the first."""
+        pieces: list[tuple[int, int, int]] = []
+        for item, place in objects:
+            at = place.buffer_address
+            for pointer, size in zip(item.pointers, item.sizes, strict=True):
+                pieces.append((pointer, at, size))
+                at += size
+        pointers, places, sizes = (list(column) for column in zip(*pieces, strict=True))
+        assert self._engine is not None, "only objects with replicas are read so"
+        with self._calls():
+            return self._engine.batch_transfer_sync_read(endpoint, pointers, places, sizes) == 0
+
+    def put_config(
+        self, groups: Sequence[str] = (), *, pinned: bool = False, nodes: Sequence[str] = ()
+    ) -> "ReplicateConfig":
+        """Return how to store objects of these groups, one each, or of none; on ``nodes`` where they have room."""
         config = new_put_config()
+        preferred = [node for node in nodes if node]
+        config.replica_num = len(preferred) or self.address.replicas
         if groups:
             config.group_ids = list(groups)
         config.with_hard_pin = pinned
-        if node:
-            config.preferred_segment = node
+        config.preferred_segments = preferred
         return config
 
     # ---- life cycle ------------------------------------------------------------------------------------------
@@ -277,11 +349,15 @@ class MooncakeClient:
 
 def _location_of(replicas: "Sequence[Replica]") -> ReplicaLocation:
     """Return where an object is read from; what lies on disks alone has no endpoint and no known size."""
-    for replica in replicas:
-        if replica.is_memory_replica():
-            buffer = replica.get_memory_descriptor().buffer_descriptor
-            return ReplicaLocation(buffer.transport_endpoint, buffer.size)
-    return ReplicaLocation("", 0)
+    found = _in_memory(replicas)
+    if not found:
+        return ReplicaLocation("", 0)
+    endpoint, *others = [place.transport_endpoint for place in found]
+    return ReplicaLocation(endpoint, found[0].size, tuple(others))
+
+
+def _in_memory(replicas: "Sequence[Replica]") -> "list[BufferDescriptor]":
+    return [replica.get_memory_descriptor().buffer_descriptor for replica in replicas if replica.is_memory_replica()]
 
 
 _CLIENTS: dict[MooncakeAddress, MooncakeClient] = {}

@@ -1,7 +1,8 @@
-"""Nodes of a cluster: the location of objects on them, a breaker for each that fails, and the one that is put on.
+"""Nodes of a cluster: the location of objects on them, a breaker for each that fails, and those that are put on.
 
-Pages are put on one node at a time, so that a prefix lies on few nodes and not on all. A dead node takes along every
-prefix of which it holds a page; placed at random, that is nearly all of them::
+Pages are put on one node at a time, or with two replicas on one pair, so that a prefix lies on few nodes and not on
+all. A dead node takes along every prefix of which it holds the only replica of a page; placed at random, that is nearly
+all of them::
 
     put     |-- prompt a --|- b -|---- c ----|-- d --|- e -|---- f ...
     node    |---------- 2 ----------|---------- 1 ----------|--- 3 ...
@@ -19,7 +20,7 @@ from zlib import crc32
 from unified_cache.storage_backends.common.breaker import Admission, Backoff, BreakerState, CircuitBreaker
 
 STAY_S = 1.0
-"""Time for which one node is put on: longer than the puts of one prompt, and short enough to fill all nodes alike."""
+"""Time for which the same nodes are put on: longer than the puts of one prompt, short enough to fill all alike."""
 
 LISTING_FRESH_S = 5.0
 """Time for which a list of nodes is believed."""
@@ -44,7 +45,10 @@ class ReplicaLocation(NamedTuple):
     """Node that holds a replica of an object, and the size of the object."""
 
     endpoint: str
+    """Node that the library reads from."""
     object_bytes: int
+    others: tuple[str, ...] = ()
+    """Nodes of further replicas."""
 
 
 class LocationCache:
@@ -101,9 +105,9 @@ class Endpoints:
 
 
 class NodeChoice:
-    """The node that is put on now, of those that the master lists and none of which has failed just now. Thread-safe.
+    """The nodes that are put on now, of those that the master lists and none of which has failed just now. Thread-safe.
 
-    Another one is drawn every ``STAY_S``, in another order in each process. They do not follow in turn: requests that
+    Others are drawn every ``STAY_S``, in another order in each process. They do not follow in turn: requests that
     come every three seconds would all be put on one of three nodes.
     """
 
@@ -122,8 +126,8 @@ class NodeChoice:
         self._nodes: list[str] = []
         self._list_at_s = -1.0
 
-    def node(self) -> str:
-        """Return the node to put on; empty where the master is to choose."""
+    def nodes(self, count: int) -> list[str]:
+        """Return so many nodes to put on, fewer where fewer are up; none where the master is to choose."""
         now_s = self._clock()
         if now_s >= self._list_at_s:
             self._list_at_s = now_s + LISTING_PAUSE_S  # others go on with what there was
@@ -132,4 +136,8 @@ class NodeChoice:
                 self._list_at_s = self._clock() + LISTING_FRESH_S
         nodes = [node for node in self._nodes if self._endpoints.is_up(node)]
         drawn = crc32(b"%d" % (self._seed + int(now_s / STAY_S)))
-        return nodes[drawn % len(nodes)] if nodes else ""
+        chosen: list[str] = []
+        while nodes and len(chosen) < count:
+            drawn, at = divmod(drawn, len(nodes))
+            chosen.append(nodes.pop(at))
+        return chosen

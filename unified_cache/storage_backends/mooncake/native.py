@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, cast
 from unified_cache.core.errors import ConfigError
 
 if TYPE_CHECKING:  # the library has no types of its own; ``typings`` has those of what we use
+    from mooncake.engine import TransferEngine
     from mooncake.store import MooncakeDistributedStore, ReplicateConfig
 
 WHEELS = ("mooncake-transfer-engine-non-cuda", "mooncake-transfer-engine")
@@ -42,8 +43,6 @@ METADATA = "P2PHANDSHAKE"
 SEGMENT_BYTES_MIN = 16 << 20
 """Less is refused by the store client (-600)."""
 
-_MODULE = "mooncake.store"
-
 
 class ResultCode(IntEnum):
     """Result codes of the store client that mean something to us; a count of bytes or 0 is a success."""
@@ -60,12 +59,17 @@ class ResultCode(IntEnum):
 
 def load_store() -> "MooncakeDistributedStore":
     """Load the library and make a client, not connected yet; raise ConfigError as ``usable_wheel``."""
-    return cast("MooncakeDistributedStore", _class_in_library("MooncakeDistributedStore")())
+    return cast("MooncakeDistributedStore", _class_in_library("mooncake.store", "MooncakeDistributedStore")())
+
+
+def load_engine() -> "TransferEngine":
+    """Make what moves bytes between nodes, for a client to use and for reads of a replica that it would not choose."""
+    return cast("TransferEngine", _class_in_library("mooncake.engine", "TransferEngine")())
 
 
 def new_put_config() -> "ReplicateConfig":
     """Make the configuration that says how to store: one replica, nothing pinned."""
-    return cast("ReplicateConfig", _class_in_library("ReplicateConfig")())
+    return cast("ReplicateConfig", _class_in_library("mooncake.store", "ReplicateConfig")())
 
 
 def missing_packages(load: Callable[[str], object] = ctypes.CDLL) -> list[str]:
@@ -85,12 +89,12 @@ def apt_command(packages: Sequence[str]) -> list[str]:
 
 
 @cache
-def _class_in_library(name: str) -> Callable[[], object]:
+def _class_in_library(module: str, name: str) -> Callable[[], object]:
     wheel = usable_wheel()
     for variable, value in ENVIRONMENT.items():
         os.environ.setdefault(variable, value)
     try:
-        found: object = vars(import_module(_MODULE))[name]
+        found: object = vars(import_module(module))[name]
     except ImportError as error:
         raise ConfigError(f"{wheel.name} {wheel.version} cannot be loaded: {error}") from error
     return cast("Callable[[], object]", found)

@@ -13,8 +13,9 @@ import re
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from threading import Lock
+from typing import TYPE_CHECKING
 
 from google.protobuf.json_format import MessageToJson, Parse, ParseError
 
@@ -47,6 +48,9 @@ from unified_cache.storage_backends.protocol import (
     StoredObject,
 )
 
+if TYPE_CHECKING:
+    from mooncake.store import BufferDescriptor
+
 NAME = "mooncake"
 
 FULL_PAUSES_S = (0.01, 0.04)
@@ -56,6 +60,9 @@ QUOTA_EXCEEDED = -1700
 """A tenant's own lack of room."""
 
 _NO_ROOM = frozenset({ResultCode.NO_ROOM, QUOTA_EXCEEDED})
+_MASTER_CHOOSES = ("",)
+"""In place of nodes, where none is known to be up."""
+
 _UNREADABLE = frozenset({ResultCode.TRANSFER_FAILED, ResultCode.CHECKSUM_MISMATCH, ResultCode.NOT_READY})
 
 
@@ -82,10 +89,14 @@ class MooncakeStorage(Store):
     def open(cls, address: MooncakeAddress) -> "MooncakeStorage":
         """Join a cluster, see ``MooncakeClient.connect``. The process stands still for some 0.1 s, the first time."""
         client = client_of(address)
-        return cls(client, client.admin.capacity_bytes())
+        capacity_bytes = client.admin.capacity_bytes()
+        return cls(client, capacity_bytes and capacity_bytes // address.replicas)
 
     def capability(self) -> Capability:
-        """Return the abilities of this backend; the cap is what all nodes gave together when the store was opened."""
+        """Return the abilities of this backend; the cap is what all nodes gave together when the store was opened.
+
+        Of each page all replicas count in it.
+        """
         with self._calls:
             return self._capability
 
@@ -102,24 +113,23 @@ class MooncakeStorage(Store):
                     self._regions.add(region)
 
     def exists(self, labels: Sequence[Label]) -> list[Answer]:
-        """Ask the master for all labels; what exists becomes recent. UNAVAILABLE where its node fails now."""
+        """Ask the master for all labels; what exists becomes recent. UNAVAILABLE where its nodes fail now."""
         with self._calls:
             names = [label.object_name for label in labels]
             if not names:
                 return []
             locations = self._client.locate(names[::-1])
-            is_up = {endpoint: self._client.endpoints.is_up(endpoint) for endpoint, _ in set(locations.values())}
+            is_up = {
+                location: any(map(self._client.endpoints.is_up, (location.endpoint, *location.others)))
+                for location in set(locations.values())
+            }
             return [
-                Answer.MISS
-                if name not in locations
-                else Answer.HIT
-                if is_up[locations[name].endpoint]
-                else Answer.UNAVAILABLE
+                Answer.MISS if name not in locations else Answer.HIT if is_up[locations[name]] else Answer.UNAVAILABLE
                 for name in names
             ]
 
     def get(self, pages: Sequence[PageIO]) -> list[Answer]:
-        """Read each page straight into its buffers, node by node; what a failing node has is UNAVAILABLE."""
+        """Read each page straight into its buffers, node by node; what failing nodes alone have is UNAVAILABLE."""
         with self._calls:
             objects = [object_buffers(number, page) for number, page in enumerate(pages)]
             answers = self._read([item for item in objects if item.object_bytes])
@@ -239,28 +249,62 @@ class MooncakeStorage(Store):
         ]
 
     def _write_all(self, objects: Sequence[ObjectBuffers], *, grouped: bool) -> tuple[list[ObjectBuffers], set[str]]:
-        """Put batch after batch, none after a failed transfer; return what was accepted, and names that had no room."""
-        endpoints = self._client.endpoints
+        """Put batch after batch; return what was accepted, and names that had no room.
+
+        After a failed transfer nothing more is put on one node; of several, others take the place of those that failed.
+        """
         pauses = list(FULL_PAUSES_S)
         accepted: list[ObjectBuffers] = []
         declined: set[str] = set()
-        node = self._client.choice.node()
-        for batch, put in [(batch, self._put(batch, node, grouped=grouped)) for batch in batches(objects)]:
-            admission = endpoints.admit(node)
-            if admission is None:
+        left = list(batches(objects))
+        replicas = self._client.address.replicas
+        while left:
+            nodes = self._client.choice.nodes(replicas) or _MASTER_CHOOSES
+            put = self._put_on(nodes, left, pauses, grouped=grouped)
+            for batch, codes in zip(left, put, strict=False):
+                accepted += [item for item, code in zip(batch, codes, strict=True) if not code]
+                declined |= {item.name for item, code in zip(batch, codes, strict=True) if code in _NO_ROOM}
+            left = left[len(put) :] if put and replicas > 1 else []
+        return accepted, declined
+
+    def _put_on(
+        self, nodes: Sequence[str], left: Sequence[Sequence[ObjectBuffers]], pauses: list[float], *, grouped: bool
+    ) -> list[list[int]]:
+        """Put batches until a node fails; return the codes of those that were put, or tried last."""
+        endpoints = self._client.endpoints
+        put: list[list[int]] = []
+        for batch, call in [(batch, self._put(batch, nodes, grouped=grouped)) for batch in left]:
+            if not all(map(endpoints.is_up, nodes)):
                 break
-            with admission:
-                codes = put()
+            with ExitStack() as calls:
+                for admission in filter(None, map(endpoints.admit, nodes)):
+                    calls.enter_context(admission)
+                codes = call()
                 if any(codes):
                     codes = self._put_again(batch, codes, pauses, grouped=grouped)
                 if ResultCode.TRANSFER_FAILED in codes:
-                    endpoints.failed(node)
-            accepted += [item for item, code in zip(batch, codes, strict=True) if not code]
-            declined |= {item.name for item, code in zip(batch, codes, strict=True) if code in _NO_ROOM}
+                    codes = self._put_alone(batch, codes, nodes, grouped=grouped)
             strange = set(codes) - _NO_ROOM - {0, ResultCode.TRANSFER_FAILED}
             if strange:
                 raise StorageError(f"Mooncake refused a put (codes {sorted(strange)})", retryable=False)
-        return accepted, declined
+            put.append(codes)
+        return put
+
+    def _put_alone(
+        self, batch: Sequence[ObjectBuffers], codes: Sequence[int], nodes: Sequence[str], *, grouped: bool
+    ) -> list[int]:
+        """Put what was not transferred to several nodes on the first that takes it; what does not rests."""
+        codes = list(codes)
+        for node in nodes:
+            failed = [at for at, code in enumerate(codes) if code == ResultCode.TRANSFER_FAILED]
+            if len(nodes) > 1:
+                again = self._put([batch[at] for at in failed], [node], grouped=grouped)()
+                for at, code in zip(failed, again, strict=True):
+                    codes[at] = code
+            if ResultCode.TRANSFER_FAILED not in codes:
+                break
+            self._client.endpoints.failed(node)
+        return codes
 
     def _put_again(
         self, batch: Sequence[ObjectBuffers], codes: list[int], pauses: list[float], *, grouped: bool
@@ -269,27 +313,30 @@ class MooncakeStorage(Store):
         while pauses and not _NO_ROOM.isdisjoint(codes):
             self._sleep(pauses.pop(0))
             declined = [at for at, code in enumerate(codes) if code in _NO_ROOM]
-            again = self._put([batch[at] for at in declined], "", grouped=grouped)()
+            again = self._put([batch[at] for at in declined], _MASTER_CHOOSES, grouped=grouped)()
             for at, code in zip(declined, again, strict=True):
                 codes[at] = code
         return codes
 
-    def _put(self, batch: Sequence[ObjectBuffers], node: str, *, grouped: bool) -> NativeCall:
-        config = self._client.put_config([_page_of(item.name) for item in batch] if grouped else (), node=node)
+    def _put(self, batch: Sequence[ObjectBuffers], nodes: Sequence[str], *, grouped: bool) -> NativeCall:
+        config = self._client.put_config([_page_of(item.name) for item in batch] if grouped else (), nodes=nodes)
         return self._client.putting(batch, config)
 
     def _read(self, objects: Sequence[ObjectBuffers]) -> dict[int, Answer]:
         """Fill buffers; return the answer for each item by its number.
 
         Node by node, so that one which fails takes no page of another with it, and the first pages last. An object of
-        another size is removed.
+        another size is removed. What a failing node has is read from another that has it, too.
         """
         endpoints = self._client.endpoints
         answers: dict[int, Answer] = {}
         by_endpoint: dict[str, list[ObjectBuffers]] = {}
-        for item, endpoint in self._found(objects, answers):
+        held_twice: list[ObjectBuffers] = []
+        for item, location in self._found(objects, answers):
             answers[item.number] = Answer.UNAVAILABLE
-            by_endpoint.setdefault(endpoint, []).append(item)
+            by_endpoint.setdefault(location.endpoint, []).append(item)
+            if location.others:
+                held_twice.append(item)
         for endpoint, held in by_endpoint.items():
             for batch, get in [(batch, self._client.getting(batch)) for batch in batches(held[::-1])]:
                 admission = endpoints.admit(endpoint)
@@ -297,10 +344,38 @@ class MooncakeStorage(Store):
                     break
                 with admission:
                     answers |= self._read_batch(batch, get, endpoint)
+        left = [item for item in held_twice if answers[item.number] is Answer.UNAVAILABLE]
+        return answers | self._read_elsewhere(left) if left else answers
+
+    def _read_elsewhere(self, objects: Sequence[ObjectBuffers]) -> dict[int, Answer]:
+        """Read objects from a node that is up, whichever the library would ask; return those that were read.
+
+        Where they lie is asked again: what the master has leased stays where it is for as long as a read takes.
+        """
+        endpoints = self._client.endpoints
+        places = self._client.memory_of([item.name for item in reversed(objects)])
+        by_endpoint: dict[str, dict[str, BufferDescriptor]] = {}
+        for name, held in places.items():
+            place = next((place for place in held if endpoints.is_up(place.transport_endpoint)), None)
+            if place is not None:
+                by_endpoint.setdefault(place.transport_endpoint, {})[name] = place
+        answers: dict[int, Answer] = {}
+        for endpoint, there in by_endpoint.items():
+            for batch in batches([item for item in objects[::-1] if item.name in there]):
+                admission = endpoints.admit(endpoint)
+                if admission is None:
+                    break
+                with admission:
+                    if self._client.read_from(endpoint, [(item, there[item.name]) for item in batch]):
+                        answers |= {item.number: Answer.HIT for item in batch}
+                    else:
+                        endpoints.failed(endpoint)
         return answers
 
-    def _found(self, objects: Sequence[ObjectBuffers], answers: dict[int, Answer]) -> list[tuple[ObjectBuffers, str]]:
-        """Return those objects that can be read, and whom from; set the answers for the others."""
+    def _found(
+        self, objects: Sequence[ObjectBuffers], answers: dict[int, Answer]
+    ) -> list[tuple[ObjectBuffers, ReplicaLocation]]:
+        """Return those objects that can be read, and where they lie; set the answers for the others."""
         client = self._client
         names = [item.name for item in objects]
         known = client.locations.find(names)
@@ -316,7 +391,7 @@ class MooncakeStorage(Store):
                 answers[item.number] = Answer.FLAWED
             elif item.name in out:
                 answers[item.number] = Answer.MISS
-        return [(item, known[item.name].endpoint) for item in objects if item.number not in answers]
+        return [(item, known[item.name]) for item in objects if item.number not in answers]
 
     def _located(self, objects: Sequence[ObjectBuffers]) -> tuple[dict[str, ReplicaLocation], set[str]]:
         """Ask the master where objects lie; remove those of another size, and return which they are."""

@@ -4,6 +4,7 @@ import os
 import re
 from collections import Counter
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from itertools import permutations
 from threading import Thread
 from typing import TYPE_CHECKING, cast
 
@@ -49,8 +50,9 @@ def item(number: int, object_bytes: int, name: str = "") -> ObjectBuffers:
 
 def test_a_url_names_the_master_and_what_this_process_is_to_it() -> None:
     assert address_of_url("//10.0.0.1:50051") == MooncakeAddress("10.0.0.1", 50051)
-    full = address_of_url("//master:1?admin=10.0.0.2:2&protocol=rdma&devices=mlx5_0&host=here&segment_bytes=16777216")
-    assert full == MooncakeAddress("master", 1, "10.0.0.2", 2, "rdma", "mlx5_0", "here", 1 << 24)
+    options = "replicas=2&admin=10.0.0.2:2&protocol=rdma&devices=mlx5_0&host=here&segment_bytes=16777216"
+    full = address_of_url(f"//master:1?{options}")
+    assert full == MooncakeAddress("master", 1, "10.0.0.2", 2, "rdma", "mlx5_0", "here", 1 << 24, replicas=2)
     assert address_of_url("//master:1?admin=2") == MooncakeAddress("master", 1, admin_port=2)
 
 
@@ -71,6 +73,8 @@ def test_a_url_names_the_master_and_what_this_process_is_to_it() -> None:
         "//127.0.0.1:50051?place=anywhere",
         "//127.0.0.1:50051?segment_bytes=1048576",
         "//127.0.0.1:50051?segment_bytes=-1",
+        "//127.0.0.1:50051?replicas=0",
+        "//127.0.0.1:50051?replicas=5",
     ],
 )
 def test_a_url_of_another_form_is_refused_in_one_line(rest: str) -> None:
@@ -231,16 +235,29 @@ def test_one_node_is_put_on_for_a_while_and_all_alike_in_the_end(every: int) -> 
     choice = NodeChoice(lister, Endpoints(clock), clock, seed=1)
     chosen: Counter[str] = Counter()
     for _ in range(300):
-        (node,) = {choice.node() for _ in range(3)}
+        ((node,),) = {tuple(choice.nodes(1)) for _ in range(3)}
         chosen[node] += 1
         clock.now_s += every * STAY_S
     assert 70 < min(chosen.values()) <= max(chosen.values()) < 130
     assert lister.asked_count <= 1 + 300 * every * STAY_S / LISTING_FRESH_S
 
 
+def test_two_replicas_go_to_two_nodes_and_all_pairs_are_drawn_alike() -> None:
+    clock = ManualClock()
+    choice = NodeChoice(NodeLister("a", "b", "c"), Endpoints(clock), clock, seed=1)
+    chosen: Counter[tuple[str, ...]] = Counter()
+    for _ in range(600):
+        chosen[tuple(choice.nodes(2))] += 1
+        clock.now_s += STAY_S
+    assert set(chosen) == set(permutations("abc", 2))
+    assert 70 < min(chosen.values()) <= max(chosen.values()) < 130
+    assert len(choice.nodes(4)) == 3
+
+
 def test_processes_put_on_different_nodes_at_one_time() -> None:
     clock = ManualClock()
-    assert {NodeChoice(NodeLister("a", "b"), Endpoints(clock), clock).node() for _ in range(64)} == {"a", "b"}
+    firsts = {NodeChoice(NodeLister("a", "b"), Endpoints(clock), clock).nodes(1)[0] for _ in range(64)}
+    assert firsts == {"a", "b"}
 
 
 def test_a_node_on_which_a_put_failed_is_not_chosen_while_it_rests() -> None:
@@ -248,30 +265,30 @@ def test_a_node_on_which_a_put_failed_is_not_chosen_while_it_rests() -> None:
     endpoints = Endpoints(clock)
     choice = NodeChoice(NodeLister("a", "b"), endpoints, clock, seed=0)
     endpoints.failed("a")
-    assert choice.node() == "b"
+    assert choice.nodes(1) == ["b"]
     endpoints.failed("b")
-    assert choice.node() == NodeChoice(frozenset, endpoints, clock).node() == "", "the master is to choose"
+    assert choice.nodes(1) == NodeChoice(frozenset, endpoints, clock).nodes(1) == [], "the master is to choose"
     again = set()
     for _ in range(20):
         clock.now_s += STAY_S
-        again.add(choice.node())
+        again.update(choice.nodes(1))
     assert again == {"a", "b"}
 
 
 def test_nodes_that_come_and_go_are_noticed_and_a_master_that_lists_none_is_seldom_asked() -> None:
     clock, lister = ManualClock(), NodeLister("a")
     choice = NodeChoice(lister, Endpoints(clock), clock)
-    assert choice.node() == "a"
+    assert choice.nodes(1) == ["a"]
     lister.nodes = frozenset({"b"})
-    assert choice.node() == "a"
+    assert choice.nodes(1) == ["a"]
     clock.now_s += LISTING_FRESH_S
-    assert choice.node() == "b"
+    assert choice.nodes(1) == ["b"]
     lister.nodes = frozenset()
     clock.now_s += LISTING_FRESH_S
-    assert choice.node() == ""
+    assert choice.nodes(1) == []
     before = lister.asked_count
     clock.now_s += LISTING_PAUSE_S / 2
-    assert (choice.node(), lister.asked_count) == ("", before)
+    assert (choice.nodes(1), lister.asked_count) == ([], before)
     lister.nodes = frozenset({"c"})
     clock.now_s += LISTING_PAUSE_S / 2
-    assert choice.node() == "c"
+    assert choice.nodes(1) == ["c"]
