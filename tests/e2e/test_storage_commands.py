@@ -27,6 +27,8 @@ from unified_cache.core.shards import NamedShard
 from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.memory import MemoryStorage
+from unified_cache.storage_backends.offline import listing, upkeep
+from unified_cache.storage_backends.offline.listing import ReadObject
 from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, Store
 
 TOKENS = {number: np.random.default_rng(number).integers(0, 1000, PAGES * PAGE_SIZE).tolist() for number in (1, 2)}
@@ -144,6 +146,28 @@ def test_a_directory_that_is_no_store_is_asked_for_what_cannot_be() -> None:
 def test_gc_of_a_store_that_does_not_shrink_is_a_failure(tmp_path: Path) -> None:
     fill(open_store("memory", tmp_path), LAYOUTS["full"], PROMPTS)
     assert ask("storage", "gc", url_of("memory", tmp_path), "--bytes-max", "1KiB").status == 1
+
+
+@pytest.mark.parametrize("verb", ["verify", "scrub"])
+def test_an_interrupted_command_that_reads_all_names_what_it_goes_on_with(
+    verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(open_store("file", tmp_path / "store"), LAYOUTS["full"], PROMPTS)
+    url = url_of("file", tmp_path / "store")
+    monkeypatch.setattr(listing, "BATCH_OBJECTS", 7)
+    read_verified, reads = upkeep.read_verified, iter((True, False))
+
+    def read_once(storage: Store, pages: Sequence[PageIO]) -> list[ReadObject]:
+        if not next(reads, True):
+            raise KeyboardInterrupt
+        return read_verified(storage, pages)
+
+    monkeypatch.setattr(upkeep, "read_verified", read_once)
+    said = ask("storage", verb, url)
+    assert (said.status, said.out) == (130, "")
+    rest = ask("storage", verb, url, "--json", *said.err.split()[-2:])
+    assert [each["sound"] for each in json.loads(rest.out)["identities"]] == [2 * PAGES - 7]
+    assert ask("storage", verb, url, "--after", "a/b").status == 2
 
 
 # ---- conformance ---------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.manifest import Description
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.packed.store import PackedStorage
-from unified_cache.storage_backends.protocol import Answer, Level, PageIO, Store, StoredObject, UsedBetween
+from unified_cache.storage_backends.protocol import Answer, Level, PageIO, Store, StoredObject
 from unified_cache.testing.storage_contract import listing
 
 PAGE_SIZE = 8
@@ -55,9 +55,6 @@ class ListedMemory(MemoryStorage):
 
     def manifests(self) -> dict[bytes, Manifest | None]:
         return dict(self._manifests)
-
-    def used_between(self, identity: bytes) -> UsedBetween | None:
-        return None
 
     def close(self) -> None:
         """Stay: whoever opens it again by its name finds its pages."""

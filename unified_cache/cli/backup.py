@@ -22,7 +22,7 @@ from unified_cache.cli.options import (
     TokensFileOption,
 )
 from unified_cache.cli.progress import objects_watched
-from unified_cache.cli.storage import finding_as_json, print_findings
+from unified_cache.cli.storage import findings_as_json, print_findings
 from unified_cache.cli.text import console_on
 from unified_cache.cli.tool_calls import open_in_time
 from unified_cache.core.errors import CacheError, ConfigError, without_secrets
@@ -30,14 +30,14 @@ from unified_cache.core.page import Namespace, Prompt
 from unified_cache.core.sizes import size_text
 from unified_cache.storage_backends.memory import KeysOnlyStorage
 from unified_cache.storage_backends.offline.copying import (
-    CopyPlan,
     CopyResult,
     Prefetched,
     PrefixPrefetch,
+    copy_identity,
     copy_planned,
-    plan_identity,
     plan_prompts,
 )
+from unified_cache.storage_backends.offline.listing import count_objects, total_of
 from unified_cache.storage_backends.offline.prompts import read_prompts
 from unified_cache.storage_backends.offline.stores import (
     StoredIdentity,
@@ -103,9 +103,7 @@ class BackupCommand(JsonOptions, NamespaceOptions):
                 for kept in found:
                     kept.described()
                 with closing(open_in_time(open_to_write, self.target)) as target:
-                    results = [
-                        _copied(source, target, plan_identity(source, target, kept.described())) for kept in found
-                    ]
+                    results = [_copied(source, target, kept) for kept in found]
             else:
                 found = [choose(source, self.source, self.identity)]
                 description = found[0].described()
@@ -115,7 +113,8 @@ class BackupCommand(JsonOptions, NamespaceOptions):
                     _check_any(len(plan.tasks), self.source, self.prefix)
                 with closing(open_in_time(open_to_write, self.target)) as target:
                     plan = plan_prompts(source, target, description, prompts)
-                    results = [_copied(source, target, plan)]
+                    with objects_watched(sys.stderr, "backup", plan.todo.objects_count) as watch:
+                        results = [copy_planned(source, target, plan, watch)]
                 _check_any(len(plan.tasks) + plan.skipped.objects_count, self.source, self.prefix)
         identities = [_copied_as_json(*each) for each in zip(found, results, strict=True)]
         value = {
@@ -180,9 +179,11 @@ def _opened(source_url: str, target_url: str) -> Store:
     return open_in_time(open_pages_to_read, source_url)
 
 
-def _copied(source: Store, target: Store, plan: CopyPlan) -> CopyResult:
-    with objects_watched(sys.stderr, "backup", plan.todo.objects_count) as watch:
-        return copy_planned(source, target, plan, watch)
+def _copied(source: Store, target: Store, kept: StoredIdentity) -> CopyResult:
+    with objects_watched(sys.stderr, "count", None) as watch:
+        total = total_of([count_objects(source, kept.digest, watch)])
+    with objects_watched(sys.stderr, "backup", total.objects_count) as watch:
+        return copy_identity(source, target, kept.described(), watch)
 
 
 def _check_any(found_count: int, source: str, tokens: Path) -> None:
@@ -194,7 +195,7 @@ def _check_any(found_count: int, source: str, tokens: Path) -> None:
 
 
 def _check_complete(results: Iterable[CopyResult], source: str, target: str) -> None:
-    flawed = sum(len(result.findings) for result in results)
+    flawed = sum(result.findings.total for result in results)
     declined = sum(result.declined_count for result in results)
     if flawed or declined:
         raise CacheError(
@@ -210,9 +211,9 @@ def _print_copied(copies: Iterable[tuple[StoredIdentity, CopyResult]]) -> None:
         console.print_line(
             f"{kept.short_name}: copied {result.copied.objects_count:,} objects, "
             f"{size_text(result.copied.object_bytes)}; {result.skipped.objects_count:,} were there; "
-            f"{len(result.findings):,} flawed, {result.declined_count:,} without room, {result.gone_count:,} gone"
+            f"{result.findings.total:,} flawed, {result.declined_count:,} without room, {result.gone_count:,} gone"
         )
-        print_findings(console, list(result.findings.values()))
+        print_findings(console, [result.findings])
 
 
 def _print_prefetched(prompts: Sequence[Prompt], found: Sequence[Prefetched], page_size: int) -> None:
@@ -235,7 +236,7 @@ def _copied_as_json(kept: StoredIdentity, result: CopyResult) -> dict[str, objec
         "skipped_objects": result.skipped.objects_count,
         "gone_objects": result.gone_count,
         "declined_objects": result.declined_count,
-        "findings": [finding_as_json(finding) for finding in result.findings.values()],
+        "findings": findings_as_json(result.findings),
     }
 
 

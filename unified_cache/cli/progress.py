@@ -111,8 +111,8 @@ class _RunWatch(Generic[Callback]):
     def _end(self, error: BaseException | None) -> None:
         if self._bar is not None:
             self._bar.stop()
-        if isinstance(error, KeyboardInterrupt) and not error.args:
-            error.args = (self._run.text,)
+        if isinstance(error, KeyboardInterrupt):
+            error.args = (self._run.text, *error.args)
 
 
 def watched(stream: TextIO, verb: str, total: int | None, unit: str) -> AbstractContextManager[OnProgress]:

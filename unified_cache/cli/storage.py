@@ -5,11 +5,11 @@ command removes is a miss from then on.
 """
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import partial
 from typing import Annotated, TextIO
 
 import typer
@@ -22,11 +22,13 @@ from unified_cache.core.errors import CacheError, ConfigError, without_secrets
 from unified_cache.core.pool import Component, ModelLayout
 from unified_cache.core.sizes import parse_bytes, size_text
 from unified_cache.core.window import SPAN_ALL, SPAN_UNKNOWN
+from unified_cache.storage_backends.common.names import parse_page_name
 from unified_cache.storage_backends.offline.listing import (
-    FlawedObject,
+    Findings,
     ObjectCount,
     Watch,
     count_objects,
+    pools_of,
     total_of,
 )
 from unified_cache.storage_backends.offline.stores import (
@@ -43,11 +45,10 @@ from unified_cache.storage_backends.offline.upkeep import (
     Verification,
     clear,
     collect,
-    find_garbage,
     shrink,
     verify,
 )
-from unified_cache.storage_backends.protocol import Answer, Store, UsedBetween
+from unified_cache.storage_backends.protocol import Answer, Contents, Store
 
 STORAGE_EPILOG = """**Examples**
 
@@ -69,7 +70,7 @@ storage_app = typer.Typer(
 )
 
 FINDINGS_SHOWN_MAX = 20
-"""Flawed objects named below a table; --json names all."""
+"""Flawed objects named below a table; --json names ``FINDINGS_MAX`` of each identity."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,29 @@ class _StoreOptions(JsonOptions):
 
     url: StoreArgument
     identity: IdentityOption = None
+
+
+@dataclass(frozen=True)
+class _ReadingOptions(_StoreOptions):
+    """Options of a command that reads every object."""
+
+    after: Annotated[
+        str | None, typer.Option(metavar="OBJECT", help="Go on after this object, which an interrupted run names.")
+    ] = None
+
+    @property
+    def start(self) -> tuple[bytes, str]:
+        """Return identity and name of the object to go on after; empty ones to begin at the beginning."""
+        if self.after is None:
+            return b"", ""
+        digits, _, name = self.after.partition("/")
+        try:
+            identity = bytes.fromhex(digits)
+        except ValueError:
+            identity = b""
+        if parse_page_name(identity, name) is None:
+            raise ConfigError(f"--after must be an object's name as in IDENTITY/KEY.POOL, found {self.after!r}")
+        return identity, name
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +115,6 @@ class StatCommand(_StoreOptions):
             found = selected(storage, self.url, self.identity)
             with objects_watched(sys.stderr, "stat", None) as watch:
                 counts = [count_objects(storage, kept.digest, watch) for kept in found]
-            used = [storage.used_between(kept.digest) for kept in found]
             foreign = storage.foreign_paths()
         total = total_of(counts)
         apart = [differences(kept, found[:number]) for number, kept in enumerate(found)]
@@ -102,7 +125,7 @@ class StatCommand(_StoreOptions):
             "bytes_max": capability.bytes_max,
             "objects": total.objects_count,
             "bytes": total.object_bytes,
-            "identities": [stat_as_json(*each) for each in zip(found, counts, used, apart, strict=True)],
+            "identities": [stat_as_json(*each) for each in zip(found, counts, apart, strict=True)],
         }
         if not self.shown_as_json("storage stat", value):
             console = console_on(sys.stdout)
@@ -113,20 +136,19 @@ class StatCommand(_StoreOptions):
                 f"{total.objects_count:,} objects, {size_text(total.object_bytes)}",
                 style="bold",
             )
-            for each in zip(found, counts, used, apart, strict=True):
+            for each in zip(found, counts, apart, strict=True):
                 print_stat(sys.stdout, *each)
         check_places(self.url, foreign)
 
 
 @dataclass(frozen=True, slots=True)
-class VerifyCommand(_StoreOptions):
+class VerifyCommand(_ReadingOptions):
     """Read every object of a store, verify it against its seal, and report the flawed ones; change nothing."""
 
     def run(self) -> None:
         """Read everything and show what is wrong."""
-        found, results = _examined(open_to_read, "verify", verify, self)
-        flawed = sum(result.count(Answer.FLAWED) for result in results)
-        unavailable = sum(result.count(Answer.UNAVAILABLE) for result in results)
+        found, findings = _examined(open_to_read, "verify", self)
+        flawed, unavailable = findings[Answer.FLAWED], findings[Answer.UNAVAILABLE]
         if flawed or unavailable:
             raise CacheError(
                 f"every object of {without_secrets(self.url)} must be sound, "
@@ -137,7 +159,7 @@ class VerifyCommand(_StoreOptions):
 
 
 @dataclass(frozen=True, slots=True)
-class ScrubCommand(_StoreOptions):
+class ScrubCommand(_ReadingOptions):
     """Verify every object of a store and remove the flawed ones, so that an engine can store those pages again.
 
     Objects that cannot be read stay: the fault may be the disk's. A damaged manifest is named, and written again by the
@@ -146,12 +168,11 @@ class ScrubCommand(_StoreOptions):
 
     def run(self) -> None:
         """Read everything, remove what is flawed, show both."""
-        found, results = _examined(open_existing, "scrub", partial(verify, is_scrub=True), self)
-        unavailable = sum(result.count(Answer.UNAVAILABLE) for result in results)
-        if unavailable:
+        found, findings = _examined(open_existing, "scrub", self)
+        if findings[Answer.UNAVAILABLE]:
             raise CacheError(
                 f"every object of {without_secrets(self.url)} must be readable, "
-                f"found {unavailable} that are not; see above"
+                f"found {findings[Answer.UNAVAILABLE]} that are not; see above"
             )
         for kept in found:
             kept.described()
@@ -183,7 +204,8 @@ class GcCommand(_StoreOptions):
             for kept in found:
                 if not isinstance(kept.description, Undescribed):
                     capped.check_cap(kept.description.layout)  # a cap below a page would remove everything
-            with objects_watched(sys.stderr, "gc", None) as watch:
+            total = _counted(storage, found)
+            with objects_watched(sys.stderr, "gc", total.objects_count) as watch:
                 collected = [(kept, _collected(storage, kept, watch)) for kept in found]
             before = _everything(storage)
             if cap is not None and has_cap_of_its_own(self.url):
@@ -206,9 +228,7 @@ def _collected(storage: Store, kept: StoredIdentity, watch: Watch) -> Garbage | 
     """Remove the garbage of one identity and return it; None where it is unknown."""
     if isinstance(kept.description, Undescribed):
         return None
-    garbage = find_garbage(storage, kept.digest, kept.description.layout, watch)
-    collect(storage, garbage)
-    return garbage
+    return collect(storage, kept.digest, kept.description.layout, watch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,24 +267,30 @@ class ClearCommand(_StoreOptions):
 
 
 def _examined(
-    open_store: Callable[[str], Store],
-    verb: str,
-    examine: Callable[[Store, StoredIdentity, Watch], Verification],
-    asked: _StoreOptions,
-) -> tuple[list[StoredIdentity], list[Verification]]:
-    """Examine every identity that was asked for, and print the results."""
+    open_store: Callable[[str], Store], verb: str, asked: _ReadingOptions
+) -> tuple[list[StoredIdentity], Counter[Answer]]:
+    """Verify or scrub every identity that was asked for, print the results, and count what was found."""
+    first, after = asked.start
     with closing(open_in_time(open_store, asked.url)) as storage:
-        found = selected(storage, asked.url, asked.identity)
+        found = [kept for kept in selected(storage, asked.url, asked.identity) if kept.digest >= first]
         total = _counted(storage, found)
-        with objects_watched(sys.stderr, verb, total.objects_count) as watch:
-            results = [examine(storage, kept, watch) for kept in found]
+        results = [Verification() for _ in found]
+        with objects_watched(sys.stderr, verb, None if after else total.objects_count) as watch:
+            for kept, result in zip(found, results, strict=True):
+                start = after if kept.digest == first else ""
+                try:
+                    verify(storage, kept, watch, result, after=start, is_scrub=verb == "scrub")
+                except KeyboardInterrupt as interrupted:
+                    if result.last_name:
+                        interrupted.args = (f"go on with --after {kept.digest.hex()}/{result.last_name}",)
+                    raise
         foreign = storage.foreign_paths()
     identities = [result_as_json(*each) for each in zip(found, results, strict=True)]
     value = {"store": without_secrets(asked.url), "identities": identities}
     if not asked.shown_as_json(f"storage {verb}", value):
         print_results(found, results)
     check_places(asked.url, foreign)
-    return found, results
+    return found, sum((result.findings.counts for result in results), Counter[Answer]())
 
 
 def check_places(url: str, foreign: Sequence[str]) -> None:
@@ -282,9 +308,9 @@ def _everything(storage: Store) -> ObjectCount:
 
 def _counted(storage: Store, found: Sequence[StoredIdentity]) -> ObjectCount:
     """Count all objects of some identities, with what each takes of a cap, and show how far it is."""
-    taken_bytes = storage.capability().taken_bytes
     with objects_watched(sys.stderr, "count", None) as watch:
-        return total_of(count_objects(storage, kept.digest, watch, taken_bytes) for kept in found)
+        contents = [count_objects(storage, kept.digest, watch) for kept in found]
+    return total_of(contents, storage.capability().taken_bytes)
 
 
 def print_results(found: Sequence[StoredIdentity], results: Sequence[Verification]) -> None:
@@ -293,8 +319,8 @@ def print_results(found: Sequence[StoredIdentity], results: Sequence[Verificatio
     for kept, result in zip(found, results, strict=True):
         counts = (
             result.sound_count,
-            result.count(Answer.FLAWED),
-            result.count(Answer.UNAVAILABLE),
+            result.findings.counts[Answer.FLAWED],
+            result.findings.counts[Answer.UNAVAILABLE],
             result.gone_count,
             result.removed_count,
         )
@@ -304,23 +330,30 @@ def print_results(found: Sequence[StoredIdentity], results: Sequence[Verificatio
     console = console_on(sys.stdout)
     columns = ("identity", "model", "objects", "bytes read", "sound", "flawed", "unavailable", "gone", "removed")
     console.print_table(columns, rows, left=2)
-    print_findings(console, [finding for result in results for finding in result.findings])
+    print_findings(console, [result.findings for result in results])
     for kept in found:
         if isinstance(kept.description, Undescribed):
             console.print_line(kept.description.reason)
 
 
-def finding_as_json(finding: FlawedObject) -> dict[str, str]:
-    """Return the flaw of an object as values that JSON has."""
-    return {"object": finding.label.object_name, "outcome": finding.outcome.value, "reason": finding.reason}
+def findings_as_json(findings: Findings) -> list[dict[str, str]]:
+    """Return the flaws of the objects that are named, as values that JSON has."""
+    return [
+        {"object": finding.label.object_name, "outcome": finding.outcome.value, "reason": finding.reason}
+        for finding in findings.named.values()
+    ]
 
 
-def print_findings(console: LineConsole, findings: Sequence[FlawedObject]) -> None:
+def print_findings(console: LineConsole, found: Sequence[Findings]) -> None:
     """Print the first few flawed objects with their reasons."""
-    for finding in findings[:FINDINGS_SHOWN_MAX]:
+    named = [finding for findings in found for finding in findings.named.values()]
+    for finding in named[:FINDINGS_SHOWN_MAX]:
         console.print_line(f"{finding.outcome.value}: {finding.label.object_name}: {finding.reason}")
-    if len(findings) > FINDINGS_SHOWN_MAX:
-        console.print_line(f"and {len(findings) - FINDINGS_SHOWN_MAX:,} more; --json names all")
+    rest_count = sum(findings.total for findings in found) - FINDINGS_SHOWN_MAX
+    if rest_count > 0:
+        console.print_line(
+            f"and {rest_count:,} more; --json names {min(len(named) - FINDINGS_SHOWN_MAX, rest_count):,} of them"
+        )
 
 
 def result_as_json(kept: StoredIdentity, result: Verification) -> dict[str, object]:
@@ -333,7 +366,7 @@ def result_as_json(kept: StoredIdentity, result: Verification) -> dict[str, obje
         "sound": result.sound_count,
         "gone": result.gone_count,
         "removed": result.removed_count,
-        "findings": [finding_as_json(finding) for finding in result.findings],
+        "findings": findings_as_json(result.findings),
     }
 
 
@@ -343,8 +376,8 @@ def print_gc(collected: Sequence[tuple[StoredIdentity, Garbage | None]], evicted
     for kept, garbage in collected:
         if garbage is not None:
             console.print_line(
-                f"{kept.short_name}: removed {len(garbage.misfits):,} objects that fit no pool and "
-                f"{len(garbage.incomplete):,} of incomplete pages, {size_text(garbage.bytes_count)}"
+                f"{kept.short_name}: removed {garbage.misfits_count:,} objects that fit no pool and "
+                f"{garbage.incomplete_count:,} of incomplete pages, {size_text(garbage.bytes_count)}"
             )
         elif isinstance(kept.description, Undescribed):
             console.print_line(f"{kept.short_name}: skipped, {kept.description.reason}")
@@ -361,8 +394,8 @@ def gc_as_json(
         "identities": [
             {
                 "identity": kept.digest.hex(),
-                "misfit_objects": None if garbage is None else len(garbage.misfits),
-                "incomplete_objects": None if garbage is None else len(garbage.incomplete),
+                "misfit_objects": None if garbage is None else garbage.misfits_count,
+                "incomplete_objects": None if garbage is None else garbage.incomplete_count,
                 "removed_bytes": None if garbage is None else garbage.bytes_count,
             }
             for kept, garbage in collected
@@ -394,11 +427,10 @@ def differences(kept: StoredIdentity, others: Sequence[StoredIdentity]) -> Diffe
     return min(found, key=lambda each: len(each.names), default=None)
 
 
-def stat_as_json(
-    kept: StoredIdentity, counts: Mapping[str, ObjectCount], used: UsedBetween | None, apart: Differences | None
-) -> dict[str, object]:
+def stat_as_json(kept: StoredIdentity, contents: Contents, apart: Differences | None) -> dict[str, object]:
     """Return the contents of one identity, as ``print_stat`` prints them, as values that JSON has."""
-    total = total_of([counts])
+    total = total_of([contents])
+    used = contents.used
     about: dict[str, object]
     if isinstance(kept.description, Undescribed):
         about = {"manifest": kept.description.reason}
@@ -430,24 +462,19 @@ def stat_as_json(
         "objects": total.objects_count,
         "bytes": total.object_bytes,
         "pools": {
-            name: {"objects": count.objects_count, "bytes": count.object_bytes} for name, count in counts.items()
+            name: {"objects": count.objects_count, "bytes": count.object_bytes}
+            for name, count in pools_of(contents).items()
         },
         "used": None if used is None else {"oldest": _time_text(used.oldest_ns), "newest": _time_text(used.newest_ns)},
         "differs": None if apart is None else {"from": apart.other.digest.hex(), "in": apart.names},
     }
 
 
-def print_stat(
-    stream: TextIO,
-    kept: StoredIdentity,
-    counts: Mapping[str, ObjectCount],
-    used: UsedBetween | None,
-    apart: Differences | None,
-) -> None:
+def print_stat(stream: TextIO, kept: StoredIdentity, contents: Contents, apart: Differences | None) -> None:
     """Print one identity and its pools."""
     console = console_on(stream)
     rows: list[tuple[str, ...]] = []
-    rest = dict(counts)
+    rest = pools_of(contents)
     facts: list[str] = []
     title = f"{kept.short_name}  {kept.name}"
     if isinstance(kept.description, Undescribed):
@@ -463,8 +490,8 @@ def print_stat(
         for name, component, needs, page_bytes in _pool_rows(layout):
             count = rest.pop(name, ObjectCount())
             rows.append((name, component, needs, f"{page_bytes:,}", *_count_cells(count)))
-    if used is not None:
-        title += f"  used {_time_text(used.oldest_ns)} to {_time_text(used.newest_ns)}"
+    if contents.used is not None:
+        title += f"  used {_time_text(contents.used.oldest_ns)} to {_time_text(contents.used.newest_ns)}"
     for name, count in rest.items():
         rows.append((name, "none", "", "", *_count_cells(count)))
     console.print_line("")

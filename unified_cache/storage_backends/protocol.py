@@ -181,6 +181,8 @@ class Scan(NamedTuple):
     """Where the next scan goes on; empty when this one ended."""
     used: Sequence[int] = ()
     """Last use of each object, larger for later, comparable within a store; empty where the store does not say."""
+    is_timed: bool = False
+    """Whether ``used`` are the times by which the store evicts, in ns since 1970."""
 
 
 class UsedBetween(NamedTuple):
@@ -188,6 +190,15 @@ class UsedBetween(NamedTuple):
 
     oldest_ns: int
     newest_ns: int
+
+
+class Contents(NamedTuple):
+    """Objects of one identity, counted."""
+
+    counts: Mapping[tuple[str, int], int]
+    """Objects by their pool and length, of which a pool has few."""
+    used: UsedBetween | None
+    """None where there are none, or nobody knows."""
 
 
 class Store(ABC):
@@ -256,7 +267,7 @@ class Store(ABC):
         """
 
     def scan(self, identity: bytes, cursor: str = "") -> Scan:
-        """List objects of one identity, a bounded number at a time, from ``cursor`` on."""
+        """List objects of one identity in the order of their names, a bounded number at a time, from ``cursor`` on."""
         raise NotOfferedError(f"the {self.capability().name} store does not list what it has")
 
     def clear(self, identity: bytes) -> int:
@@ -284,11 +295,8 @@ class Store(ABC):
         """Return what stands where the store has its directories and is none of its own; empty without directories."""
         return []
 
-    def used_between(self, identity: bytes) -> UsedBetween | None:
-        """Return when objects of an identity were used, by the times by which the store evicts.
-
-        None where there are none, or nobody knows.
-        """
+    def contents(self, identity: bytes) -> Contents | None:
+        """Count the objects of one identity in far less time than a scan takes; None where the store cannot."""
         return None
 
     # ---- the store -------------------------------------------------------------------------------------------

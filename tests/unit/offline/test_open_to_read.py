@@ -12,10 +12,10 @@ from unified_cache.core.errors import ConfigError, StorageError
 from unified_cache.storage_backends.directory.disk import Disk
 from unified_cache.storage_backends.file.page_reader import FileReader
 from unified_cache.storage_backends.memory import MemoryStorage
-from unified_cache.storage_backends.offline.copying import copy_planned, plan_identity
-from unified_cache.storage_backends.offline.listing import unwatched
+from unified_cache.storage_backends.offline.copying import copy_identity
+from unified_cache.storage_backends.offline.listing import count_objects, unwatched
 from unified_cache.storage_backends.offline.stores import StoredIdentity, identities_of, open_to_read
-from unified_cache.storage_backends.offline.upkeep import verify
+from unified_cache.storage_backends.offline.upkeep import Verification, verify
 from unified_cache.storage_backends.packed.store import PackedReader, PackedStorage
 from unified_cache.storage_backends.protocol import Answer, Level, Store
 from unified_cache.testing.storage_contract import (
@@ -102,12 +102,13 @@ def check_contents(storage: Store) -> None:
     assert (kept.digest, kept.described().layout.pools) == (KEPT.digest, LAYOUT.pools)
     found = list(listing(storage, kept.digest))
     assert storage.exists([each.label for each in found]) == [Answer.HIT] * len(found)
-    assert storage.used_between(kept.digest) is not None
-    result = verify(storage, kept, unwatched)
-    assert (result.sound_count, result.findings) == (len(found), [])
+    counted = count_objects(storage, kept.digest)
+    assert (sum(counted.counts.values()), counted.used is None) == (len(found), False)
+    result = Verification()
+    verify(storage, kept, unwatched, result)
+    assert (result.sound_count, result.findings.total) == (len(found), 0)
     target = MemoryStorage()
-    plan = plan_identity(storage, target, kept.described())
-    assert copy_planned(storage, target, plan, unwatched).copied.objects_count == len(found) > 0
+    assert copy_identity(storage, target, kept.described(), unwatched).copied.objects_count == len(found) > 0
 
 
 @every_kind
@@ -187,8 +188,9 @@ def test_verify_tells_what_the_disk_does_not_give(tmp_path: Path) -> None:
         preadv = preadv_cached = staticmethod(failing(errno.EIO))
 
     storage = FileReader.open(filled("file", tmp_path / "store"), disk=BadDisk())
-    result = verify(storage, KEPT, unwatched)
-    assert result.count(Answer.UNAVAILABLE) == result.read.objects_count > 0
+    result = Verification()
+    verify(storage, KEPT, unwatched, result)
+    assert result.findings.counts[Answer.UNAVAILABLE] == result.read.objects_count > 0
     storage.close()
 
 

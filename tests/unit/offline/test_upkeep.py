@@ -1,5 +1,7 @@
 """Verifying, scrubbing, collecting and clearing stores, and finding out what they hold."""
 
+import tracemalloc
+from collections.abc import Sequence
 from dataclasses import replace as replaced
 from itertools import groupby
 from pathlib import Path
@@ -14,6 +16,7 @@ from tests.support.offline import (
     description_of,
     fill,
     flip,
+    objects_of,
     open_store,
     prompt_of,
     replace,
@@ -26,7 +29,9 @@ from unified_cache.core.seal import HEADER_BYTES, Label
 from unified_cache.core.shards import NamedShard
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.storage_backends.manifest import described_by, manifest_of
+from unified_cache.storage_backends.offline import listing as listing_module
 from unified_cache.storage_backends.offline import prompts as prompts_module
+from unified_cache.storage_backends.offline.copying import copy_identity
 from unified_cache.storage_backends.offline.listing import count_objects, listed, total_of, unwatched
 from unified_cache.storage_backends.offline.prompts import read_prompts
 from unified_cache.storage_backends.offline.stores import (
@@ -37,9 +42,15 @@ from unified_cache.storage_backends.offline.stores import (
     open_existing,
     open_to_read,
 )
-from unified_cache.storage_backends.offline.upkeep import clear, collect, find_garbage, shrink, verify
-from unified_cache.storage_backends.protocol import Answer, Level, Scan
+from unified_cache.storage_backends.offline.upkeep import Garbage, Verification, clear, collect, shrink, verify
+from unified_cache.storage_backends.protocol import NAMES_MAX, Answer, Level, Scan, Store, StoredObject
 from unified_cache.testing.storage_contract import listing, sealed_page
+
+
+def verified(storage: Store, kept: StoredIdentity, *, after: str = "", is_scrub: bool = False) -> Verification:
+    result = Verification()
+    verify(storage, kept, unwatched, result, after=after, is_scrub=is_scrub)
+    return result
 
 
 def filled(kind: str, path: Path, layout: ModelLayout) -> StoredIdentity:
@@ -61,17 +72,47 @@ def test_verify_finds_every_flaw_and_changes_nothing_and_scrub_removes_what_it_f
     replace(storage, found[1].label, b"of another length")
     replace(storage, Label(kept.digest, found[2].label.key, "unheard_of"), b"in a pool of nobody's")
     before = sorted(listing(storage, kept.digest))
-    result = verify(storage, kept, unwatched)
+    result = verified(storage, kept)
     flawed = {found[0].label, found[1].label, Label(kept.digest, found[2].label.key, "unheard_of")}
-    assert {finding.label for finding in result.findings} == flawed
-    assert result.count(Answer.FLAWED) == 3
+    assert result.findings.named.keys() == flawed
+    assert result.findings.counts == {Answer.FLAWED: 3}
     assert result.read.objects_count == len(before) == result.sound_count + 3
     assert sorted(listing(storage, kept.digest)) == before
-    result = verify(storage, kept, unwatched, is_scrub=True)
-    assert ({finding.label for finding in result.findings}, result.removed_count) == (flawed, 3)
+    result = verified(storage, kept, is_scrub=True)
+    assert (set(result.findings.named), result.removed_count) == (flawed, 3)
     assert {known.label for known in listing(storage, kept.digest)} == {known.label for known in before} - flawed
-    assert verify(storage, kept, unwatched).findings == []
+    assert verified(storage, kept).findings.total == 0
     storage.close()
+
+
+@pytest.mark.parametrize("kind", STORE_KINDS)
+def test_verify_goes_on_after_the_object_where_it_stopped(kind: str, tmp_path: Path) -> None:
+    kept = filled(kind, tmp_path / "store", LAYOUTS["full_swa"])
+    storage = open_store(kind, tmp_path / "store")
+    count = len(list(listing(storage, kept.digest)))
+    result = Verification()
+
+    def stop(objects_count: int, object_bytes: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(listing_module, "BATCH_OBJECTS", 5)
+        with pytest.raises(KeyboardInterrupt):
+            verify(storage, kept, stop, result)
+    rest = verified(storage, kept, after=result.last_name)
+    assert (result.sound_count, rest.sound_count) == (5, count - 5)
+    storage.close()
+
+
+def test_of_flawed_objects_the_first_are_named_and_all_counted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(listing_module, "FINDINGS_MAX", 3)
+    kept = filled("memory", tmp_path, LAYOUTS["full"])
+    storage = open_store("memory", tmp_path)
+    found = sorted(listing(storage, kept.digest))
+    for each in found:
+        flip(storage, each)
+    findings = verified(storage, kept).findings
+    assert (list(findings.named), findings.total) == ([each.label for each in found[:3]], len(found))
 
 
 def test_an_identity_without_a_manifest_is_verified_by_its_seals(tmp_path: Path) -> None:
@@ -79,8 +120,8 @@ def test_an_identity_without_a_manifest_is_verified_by_its_seals(tmp_path: Path)
     kept = filled("memory", tmp_path, layout)
     storage = open_store("memory", tmp_path)
     flip(storage, min(listing(storage, kept.digest)))
-    result = verify(storage, StoredIdentity(kept.digest, Undescribed("lost")), unwatched)
-    assert result.count(Answer.FLAWED) == 1
+    result = verified(storage, StoredIdentity(kept.digest, Undescribed("lost")))
+    assert result.findings.counts == {Answer.FLAWED: 1}
     assert result.sound_count == result.read.objects_count - 1
 
 
@@ -91,21 +132,23 @@ def test_gc_removes_what_fits_no_pool_and_what_stands_on_nothing(name: str, kind
     kept = filled(kind, tmp_path / "store", layout)
     storage = open_store(kind, tmp_path / "store")
     everything = {known.label for known in listing(storage, kept.digest)}
-    assert find_garbage(storage, kept.digest, layout).labels == []
+    assert collect(storage, kept.digest, layout) == Garbage()
     key, other = prompt_of(1).keys[-1], prompt_of(2).keys[-1]
     full = [pool.name for pool in layout.components[0].pools if pool.page_bytes]
     storage.remove([Label(kept.digest, key, full[-1])])
     last = layout.components[-1].pools
     storage.remove([Label(kept.digest, other, last[0].name)])
     replace(storage, Label(kept.digest, key, "unheard_of"), b"in a pool of nobody's")
-    garbage = find_garbage(storage, kept.digest, layout)
-    assert garbage.misfits == [Label(kept.digest, key, "unheard_of")]
+    present = {known.label for known in listing(storage, kept.digest)}
+    garbage = collect(storage, kept.digest, layout)
     lost = {Label(kept.digest, key, full[-1]), Label(kept.digest, other, last[0].name)}
     useless = {label for label in everything if label.key == key} | {
         Label(kept.digest, other, pool.name) for pool in last if pool.page_bytes
     }
-    assert set(garbage.incomplete) == useless - lost
-    assert collect(storage, garbage) == len(garbage.labels)
+    assert (garbage.misfits_count, garbage.incomplete_count) == (1, len(useless - lost))
+    assert present - {known.label for known in listing(storage, kept.digest)} == useless - lost | {
+        Label(kept.digest, key, "unheard_of")
+    }
     assert {known.label for known in listing(storage, kept.digest)} == everything - useless - lost
     storage.close()
 
@@ -118,7 +161,7 @@ def test_clear_removes_one_identity_and_leaves_the_other(kind: str, tmp_path: Pa
     gone, left = (TOY.digest(LAYOUTS[name]) for name in ("full", "full_swa"))
     count = len(list(listing(storage, left)))
     assert clear(storage, gone, unwatched) == 2 * 12
-    assert count_objects(storage, gone) == {}
+    assert count_objects(storage, gone).counts == {}
     assert len(list(listing(storage, left))) == count
     storage.close()
 
@@ -200,6 +243,69 @@ class StuckScan(ListedMemory):
 def test_a_scan_that_does_not_advance_is_a_fault() -> None:
     with pytest.raises(StorageError, match="must advance"):
         list(listed(StuckScan(), bytes(32)))
+
+
+class UnorderedScan(ListedMemory):
+    """Lists the last names first."""
+
+    def scan(self, identity: bytes, cursor: str = "") -> Scan:
+        return Scan(super().scan(identity, cursor).objects[::-1], "")
+
+
+def test_nothing_is_collected_from_a_store_that_does_not_list_in_the_order_of_names(tmp_path: Path) -> None:
+    layout, storage = LAYOUTS["full_swa"], UnorderedScan()
+    kept = filled("memory", tmp_path, layout)
+    for label, content in objects_of(open_store("memory", tmp_path), layout).items():
+        replace(storage, label, content)
+    before = sorted(listing(storage, kept.digest))
+    with pytest.raises(StorageError, match="in the order of names"):
+        collect(storage, kept.digest, layout)
+    assert sorted(listing(storage, kept.digest)) == before
+
+
+class EndlessIdentity(ListedMemory):
+    """Lists the sidecars of so many pages, of which it has none, and keeps nothing of what it is asked."""
+
+    def __init__(self, layout: ModelLayout, pages_count: int) -> None:
+        super().__init__()
+        self._sidecar = layout.transfer_order[1][1]
+        self._digest = TOY.digest(layout)
+        self._pages_count = pages_count
+        self.named_max = 0
+
+    def scan(self, identity: bytes, cursor: str = "") -> Scan:
+        start = int(cursor[:64], 16) if cursor else 0
+        end = min(start + NAMES_MAX, self._pages_count)
+        labels = [Label(identity, number.to_bytes(32), self._sidecar.name) for number in range(start + 1, end + 1)]
+        objects = [StoredObject(each, HEADER_BYTES + self._sidecar.page_bytes) for each in labels]
+        return Scan(objects, labels[-1].page_name if end < self._pages_count else "")
+
+    def remove(self, labels: Sequence[Label]) -> int:
+        self.named_max = max(self.named_max, len(labels))
+        return len(labels)
+
+
+@pytest.mark.parametrize("work", ["verify", "collect", "copy", "shrink"])
+def test_pages_in_hand_do_not_grow_with_a_store(work: str) -> None:
+    layout = LAYOUTS["full_swa"]
+    kept = StoredIdentity(TOY.digest(layout), description_of(layout))
+    peaks: list[int] = []
+    for pages_count in (3 * NAMES_MAX, 24 * NAMES_MAX):
+        storage = EndlessIdentity(layout, pages_count)
+        tracemalloc.start()
+        match work:
+            case "verify":
+                assert verified(storage, kept).gone_count == pages_count
+            case "collect":
+                assert collect(storage, kept.digest, layout).incomplete_count == pages_count
+            case "copy":
+                assert copy_identity(storage, ListedMemory(), kept.described(), unwatched).gone_count == pages_count
+            case _:
+                shrink(storage, [kept], 0)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+        assert storage.named_max <= NAMES_MAX
+    assert peaks[1] < 1.25 * peaks[0]
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,6 @@ from unified_cache.storage_backends.protocol import (
     PageIO,
     Scan,
     StoredObject,
-    UsedBetween,
     page_bytes,
 )
 
@@ -165,13 +164,7 @@ class FilePages(DirectoryReader):
                 found = list(itertools.islice(objects, NAMES_MAX))
             listed = [StoredObject(known.label, known.object_bytes) for known in found]
             cursor_next = found[-1].name if len(found) == NAMES_MAX else ""
-            return Scan(listed, cursor_next, [known.mtime_ns for known in found])
-
-    def used_between(self, identity: bytes) -> UsedBetween | None:
-        """Compare modification times, which are the recency of this store; None without objects. Linear in objects."""
-        with self._calls, StorageFaults(f"cannot list {self._path}/{identity.hex()}"):
-            times = [known.mtime_ns for known in objects_in(self._disk, self._root_fd, identity)]
-            return UsedBetween(min(times), max(times)) if times else None
+            return Scan(listed, cursor_next, [known.mtime_ns for known in found], is_timed=True)
 
     def _read(self, pages: Sequence[PageIO]) -> list[Answer]:
         """Fill each page's buffers; HIT where it was there at that length. Raise for a fault that is not one page's."""

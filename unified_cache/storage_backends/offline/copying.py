@@ -20,15 +20,18 @@ from unified_cache.core.seal import Label
 from unified_cache.core.window import SPAN_UNKNOWN, restorable_ends, window
 from unified_cache.storage_backends.manifest import Description, manifest_of
 from unified_cache.storage_backends.offline.listing import (
-    FlawedObject,
+    Findings,
+    ListedPage,
     ObjectCount,
     ObjectPools,
     ReadObject,
     Watch,
     batches,
+    count_objects,
     empty_page,
+    pages_of,
     read_verified,
-    take_inventory,
+    total_of,
 )
 from unified_cache.storage_backends.protocol import NAMES_MAX, Answer, Level, Store, StoredObject
 
@@ -50,13 +53,13 @@ class CopyResult:
     """Objects that the source evicted while the copy ran; no failure."""
     declined_count: int = 0
     """Objects that the target had no room for, or evicted before the copy ended."""
-    findings: dict[Label, FlawedObject] = field(default_factory=dict)
-    """Objects of the source that are flawed or cannot be read; none of them was copied."""
+    findings: Findings = field(default_factory=Findings)
+    """Objects of the source; none of them was copied."""
 
     @property
     def is_complete(self) -> bool:
         """Whether the target holds all requested objects that the source still has."""
-        return not self.declined_count and not self.findings
+        return not self.declined_count and not self.findings.total
 
 
 class Copying:
@@ -104,33 +107,74 @@ class Copying:
         if reading.outcome is Answer.MISS:
             self.result.gone_count += 1
         elif reading.outcome is not Answer.HIT:
-            label = reading.page.label
-            self.result.findings[label] = FlawedObject(label, reading.outcome, reading.reason)
+            self.result.findings.add(reading.page.label, reading.outcome, reading.reason)
 
 
 @dataclass(frozen=True, slots=True)
 class CopyPlan:
-    """Difference between two stores for one identity: the objects to copy, and those that need no copy."""
+    """Difference between two stores for some prompts: the objects to copy, and those that need no copy."""
 
     pools: ObjectPools
     tasks: Held
     todo: ObjectCount
     skipped: ObjectCount
-    misfits: Sequence[StoredObject] = ()
-    """Objects of the source that no engine could use; they are not copied."""
-    stale: Sequence[Label] = ()
-    """Objects of the target with a wrong length, to be replaced by objects that are copied."""
 
 
-def plan_identity(source: Store, target: Store, description: Description) -> CopyPlan:
-    """Compare the objects of one identity in two stores. One scan each, no reads; some 400 bytes of memory a page."""
+def copy_identity(source: Store, target: Store, description: Description, watch: Watch) -> CopyResult:
+    """Copy the objects of one identity that the target does not have at their length. If that fails, copy again.
+
+    Both stores are listed side by side, a few pages at a time. Objects of the source that no engine could use are
+    findings; objects of the target at a wrong length are replaced.
+    """
     identity = description.identity.digest(description.layout)
     # A service lists registered identities, and nothing else.
     target.register(manifest_of(description.identity, description.layout), {})
-    have = take_inventory(source, identity, description.layout)
-    there = take_inventory(target, identity, description.layout)
-    stale = [found.label for found in there.misfits if found.label.key in have.pages]
-    return _difference(have.pools, have.pages, there.pages, have.misfits, stale)
+    pools = ObjectPools(identity, description.layout)
+    copying = Copying(source, target, pools, watch)
+    result = copying.result
+    there = ObjectCount()
+
+    def count(objects_count: int, object_bytes: int) -> None:
+        there.objects_count += objects_count
+
+    pairs = _pairs(pages_of(source, identity, pools), pages_of(target, identity, pools, count))
+    while some := list(islice(pairs, CHUNK_PAGES)):
+        stale: list[Label] = []
+        tasks: dict[PageKey, int] = {}
+        skipped = ObjectCount()
+        for have, found in some:
+            for misfit in have.misfits:
+                result.findings.add(misfit.label, Answer.FLAWED, pools.misfit(misfit) or "")
+            if have.present & ~found.present:
+                tasks[have.key] = have.present & ~found.present
+            if have.present:
+                stale += [misfit.label for misfit in found.misfits]
+            for bit in range(len(pools.specs)):
+                if have.present & found.present & 1 << bit:
+                    skipped.add(pools.object_bytes(bit))
+        if skipped.objects_count:
+            result.skipped.add_all(skipped)
+            watch(skipped.objects_count, skipped.object_bytes)
+        if stale:
+            there.objects_count -= target.remove(stale)
+        copying.copy(tasks)
+        copying.copied.clear()
+    # Under a cap the target may have evicted the first objects for the last.
+    left = total_of([count_objects(target, identity)]).objects_count
+    result.declined_count += max(there.objects_count + result.copied.objects_count - left, 0)
+    return result
+
+
+def _pairs(source: Iterator[ListedPage], target: Iterator[ListedPage]) -> Iterator[tuple[ListedPage, ListedPage]]:
+    """Yield every page of the source beside what the target has of it; both come in the order of their keys."""
+    end = None
+    there = next(target, end)
+    for have in source:
+        while there is not None and there.key < have.key:
+            there = next(target, end)
+        yield have, there if there is not None and there.key == have.key else ListedPage(have.key, 0, ())
+    for _ in target:
+        pass  # counted, too
 
 
 def plan_prompts(source: Store, target: Store, description: Description, prompts: Sequence[Prompt]) -> CopyPlan:
@@ -149,11 +193,6 @@ def copy_planned(source: Store, target: Store, plan: CopyPlan, watch: Watch) -> 
     """Copy the objects of a plan. If that fails, what was copied stays: plan and copy again to go on."""
     copying = Copying(source, target, plan.pools, watch)
     copying.result.skipped = plan.skipped
-    for found in plan.misfits:
-        reason = plan.pools.misfit(found) or ""
-        copying.result.findings[found.label] = FlawedObject(found.label, Answer.FLAWED, reason)
-    if plan.stale:
-        target.remove(plan.stale)
     for chunk in _chunks(plan.tasks):
         copying.copy(chunk)
     return copying.finish()
@@ -176,13 +215,7 @@ def _pools_of(description: Description) -> ObjectPools:
     return ObjectPools(description.identity.digest(layout), layout)
 
 
-def _difference(
-    pools: ObjectPools,
-    have: Held,
-    there: Held,
-    misfits: Sequence[StoredObject] = (),
-    stale: Sequence[Label] = (),
-) -> CopyPlan:
+def _difference(pools: ObjectPools, have: Held, there: Held) -> CopyPlan:
     todo, skipped = ObjectCount(), ObjectCount()
     tasks: dict[PageKey, int] = {}
     for key, present in have.items():
@@ -192,7 +225,7 @@ def _difference(
         for bit in range(len(pools.specs)):
             if present >> bit & 1:
                 (skipped if at_target >> bit & 1 else todo).add(pools.object_bytes(bit))
-    return CopyPlan(pools, tasks, todo, skipped, misfits, stale)
+    return CopyPlan(pools, tasks, todo, skipped)
 
 
 def _chunks(tasks: Held) -> Iterator[Held]:

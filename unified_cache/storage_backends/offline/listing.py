@@ -1,8 +1,10 @@
-"""Objects that a store holds of one identity: counted, grouped by page, read and verified."""
+"""Objects that a store holds of one identity: counted, grouped by page, read and verified; a few at a time."""
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
+from operator import attrgetter
 from typing import NamedTuple
 
 from unified_cache.core.errors import LayoutError, StorageError
@@ -10,11 +12,24 @@ from unified_cache.core.page import PageKey
 from unified_cache.core.pool import ModelLayout, PoolSpec
 from unified_cache.core.seal import HEADER_BYTES, Flaw, Label, is_sealed, may_be_coded, verify_buffers
 from unified_cache.core.window import SPAN_ALL, SPAN_UNKNOWN
-from unified_cache.storage_backends.protocol import BATCH_BYTES, BATCH_OBJECTS, Answer, PageIO, Store, StoredObject
+from unified_cache.storage_backends.protocol import (
+    BATCH_BYTES,
+    BATCH_OBJECTS,
+    Answer,
+    Contents,
+    PageIO,
+    Scan,
+    Store,
+    StoredObject,
+    UsedBetween,
+)
 from unified_cache.storage_backends.wrappers.layer import summed
 
 POOLS_MAX = 62
 """Pools whose bits fit one int64; published models have at most eight."""
+
+FINDINGS_MAX = 10_000
+"""Flawed objects of an identity that are named, in 10 MB; the rest are counted."""
 
 
 Watch = Callable[[int, int], None]
@@ -32,10 +47,15 @@ class ObjectCount:
     objects_count: int = 0
     object_bytes: int = 0
 
-    def add(self, object_bytes: int) -> None:
-        """Count one object."""
-        self.objects_count += 1
-        self.object_bytes += object_bytes
+    def add(self, object_bytes: int, objects_count: int = 1) -> None:
+        """Count objects of a length."""
+        self.objects_count += objects_count
+        self.object_bytes += objects_count * object_bytes
+
+    def add_all(self, other: "ObjectCount") -> None:
+        """Count what another one has."""
+        self.objects_count += other.objects_count
+        self.object_bytes += other.object_bytes
 
 
 class ObjectPools:
@@ -107,22 +127,21 @@ class ObjectPools:
         return useless
 
 
-@dataclass(slots=True)
-class Inventory:
-    """The pages of one identity, by key, each as the set of its objects. About 200 bytes of memory a page."""
+class ListedPage(NamedTuple):
+    """One page of a listing."""
 
-    pools: ObjectPools
-    pages: dict[PageKey, int] = field(default_factory=dict)
-    misfits: list[StoredObject] = field(default_factory=list)
+    key: PageKey
+    present: int
+    """The set of its objects, see ``ObjectPools``."""
+    misfits: Sequence[StoredObject]
     """Objects that no engine of this identity asks for, or could use."""
 
 
-def listed(storage: Store, identity: bytes) -> Iterator[list[StoredObject]]:
-    """Yield the objects of an identity, a bounded number at a time."""
-    cursor = ""
+def scans(storage: Store, identity: bytes, cursor: str = "") -> Iterator[Scan]:
+    """Yield the scans of an identity, from behind the name in ``cursor`` on."""
     while True:
         found = storage.scan(identity, cursor)
-        yield found.objects
+        yield found
         if not found.cursor:
             return
         if found.cursor == cursor:
@@ -130,43 +149,73 @@ def listed(storage: Store, identity: bytes) -> Iterator[list[StoredObject]]:
         cursor = found.cursor
 
 
-def count_objects(
-    storage: Store, identity: bytes, watch: Watch = unwatched, taken_bytes: Callable[[int], int] = int
-) -> dict[str, ObjectCount]:
-    """Count the objects of an identity by their pool, and their bytes, or what those take. One scan, no reads."""
-    counts: dict[str, ObjectCount] = defaultdict(ObjectCount)
-    for objects in listed(storage, identity):
-        watch(len(objects), sum(found.object_bytes for found in objects))
-        for found in objects:
-            counts[found.label.pool].add(taken_bytes(found.object_bytes))
-    return dict(counts)
+def listed(storage: Store, identity: bytes, cursor: str = "", watch: Watch = unwatched) -> Iterator[list[StoredObject]]:
+    """Yield the objects of an identity, a bounded number at a time."""
+    for found in scans(storage, identity, cursor):
+        watch(len(found.objects), sum(each.object_bytes for each in found.objects))
+        yield found.objects
 
 
-def total_of(counts: Iterable[Mapping[str, ObjectCount]]) -> ObjectCount:
-    """Add up what several identities have in all pools."""
+def count_objects(storage: Store, identity: bytes, watch: Watch = unwatched) -> Contents:
+    """Count the objects of an identity; one scan where the store cannot. No reads."""
+    known = storage.contents(identity)
+    if known is not None:
+        total = total_of([known])
+        watch(total.objects_count, total.object_bytes)
+        return known
+    counts: Counter[tuple[str, int]] = Counter()
+    used: UsedBetween | None = None
+    for found in scans(storage, identity):
+        watch(len(found.objects), sum(each.object_bytes for each in found.objects))
+        counts.update((each.label.pool, each.object_bytes) for each in found.objects)
+        if found.is_timed and found.used:
+            times = (*found.used, *(used or ()))
+            used = UsedBetween(min(times), max(times))
+    return Contents(counts, used)
+
+
+def pools_of(contents: Contents) -> dict[str, ObjectCount]:
+    """Add up the objects of each pool, in the order of their names."""
+    pools: defaultdict[str, ObjectCount] = defaultdict(ObjectCount)
+    for (pool, object_bytes), objects_count in contents.counts.items():
+        pools[pool].add(object_bytes, objects_count)
+    return dict(sorted(pools.items()))
+
+
+def total_of(found: Iterable[Contents], taken_bytes: Callable[[int], int] = int) -> ObjectCount:
+    """Add up the objects of several identities, and their bytes, or what those take."""
     total = ObjectCount()
-    for by_pool in counts:
-        for count in by_pool.values():
-            total.objects_count += count.objects_count
-            total.object_bytes += count.object_bytes
+    for contents in found:
+        for (_, object_bytes), objects_count in contents.counts.items():
+            total.add(taken_bytes(object_bytes), objects_count)
     return total
 
 
-def take_inventory(storage: Store, identity: bytes, layout: ModelLayout, watch: Watch = unwatched) -> Inventory:
-    """Sort the objects of an identity by page. One scan, no reads."""
-    pools = ObjectPools(identity, layout)
-    inventory = Inventory(pools)
-    pages = inventory.pages
-    for objects in listed(storage, identity):
-        watch(len(objects), sum(found.object_bytes for found in objects))
-        for found in objects:
+def pages_of(storage: Store, identity: bytes, pools: ObjectPools, watch: Watch = unwatched) -> Iterator[ListedPage]:
+    """Yield the pages of an identity in the order of their keys. One scan, no reads.
+
+    Raises:
+        StorageError: the store does not list in the order of names, so that nobody knows what a page has.
+    """
+    objects = (each for some in listed(storage, identity, watch=watch) for each in some)
+    last = b""
+    for key, of_page in groupby(objects, key=attrgetter("label.key")):
+        if key <= last:
+            name = storage.capability().name
+            raise StorageError(
+                f"a scan of {name} must list in the order of names, found {key.hex()} after {last.hex()}",
+                retryable=False,
+            )
+        last = key
+        present = 0
+        misfits: list[StoredObject] = []
+        for found in of_page:
             bit = pools.bit_of(found.label.pool)
             if bit is None or not pools.may_fit(bit, found.object_bytes):
-                inventory.misfits.append(found)
+                misfits.append(found)
             else:
-                key = found.label.key
-                pages[key] = pages.get(key, 0) | 1 << bit
-    return inventory
+                present |= 1 << bit
+        yield ListedPage(key, present, misfits)
 
 
 def batches(objects: Iterable[StoredObject]) -> Iterator[list[StoredObject]]:
@@ -203,6 +252,27 @@ class FlawedObject(NamedTuple):
     label: Label
     outcome: Answer
     reason: str
+
+
+@dataclass(slots=True)
+class Findings:
+    """Objects that are flawed or cannot be read: all are counted, the first ``FINDINGS_MAX`` named."""
+
+    named: dict[Label, FlawedObject] = field(default_factory=dict)
+    """In the order in which they were found."""
+    counts: Counter[Answer] = field(default_factory=Counter)
+
+    def add(self, label: Label, outcome: Answer, reason: str) -> None:
+        """Count an object, once as long as it is named."""
+        if label not in self.named:
+            self.counts[outcome] += 1
+            if len(self.named) < FINDINGS_MAX:
+                self.named[label] = FlawedObject(label, outcome, reason)
+
+    @property
+    def total(self) -> int:
+        """Number of objects."""
+        return self.counts.total()
 
 
 def empty_page(found: StoredObject) -> PageIO:

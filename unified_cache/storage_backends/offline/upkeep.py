@@ -4,17 +4,16 @@ All of them work on a store that engines use at the same time. A removed object 
 """
 
 import logging
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from unified_cache.core.errors import StorageError, StorageTimeoutError
-from unified_cache.core.page import PageKey
 from unified_cache.core.pool import ModelLayout
 from unified_cache.core.seal import Label
 from unified_cache.storage_backends.manifest import Description
 from unified_cache.storage_backends.offline.listing import (
-    FlawedObject,
+    Findings,
     ObjectCount,
     ObjectPools,
     ReadObject,
@@ -22,12 +21,12 @@ from unified_cache.storage_backends.offline.listing import (
     batches,
     empty_page,
     listed,
+    pages_of,
     read_verified,
-    take_inventory,
     unwatched,
 )
 from unified_cache.storage_backends.offline.stores import StoredIdentity, Undescribed
-from unified_cache.storage_backends.protocol import NAMES_MAX, Answer, PageIO, Store, StoredObject
+from unified_cache.storage_backends.protocol import NAMES_MAX, Answer, PageIO, Store
 
 logger = logging.getLogger(__name__)
 
@@ -39,97 +38,90 @@ class Verification:
     read: ObjectCount = field(default_factory=ObjectCount)
     sound_count: int = 0
     gone_count: int = 0
-    findings: list[FlawedObject] = field(default_factory=list)
-    """Objects that are flawed or cannot be read, in the order of the listing."""
+    findings: Findings = field(default_factory=Findings)
+    """In the order of the listing."""
     removed_count: int = 0
-
-    def count(self, outcome: Answer) -> int:
-        """Return the number of findings with this outcome."""
-        return sum(finding.outcome is outcome for finding in self.findings)
+    last_name: str = ""
+    """Name of the last object, behind which another call may go on."""
 
 
-def verify(storage: Store, kept: StoredIdentity, watch: Watch, *, is_scrub: bool = False) -> Verification:
+def verify(
+    storage: Store, kept: StoredIdentity, watch: Watch, result: Verification, *, after: str = "", is_scrub: bool = False
+) -> None:
     """Read and verify every object of an identity; with ``is_scrub`` remove flawed ones, batch by batch.
 
     An object is flawed where its seal names another page, its checksum does not hold, or its pool or length are not
-    those of the layout. Of an identity without a manifest the seals alone are verified.
+    those of the layout. Of an identity without a manifest the seals alone are verified. Objects up to the name in
+    ``after`` are passed over.
     """
-    result = Verification()
-    for readings in _examined(storage, kept):
+    for readings in _examined(storage, kept, after):
         flawed = [reading.page.label for reading in readings if reading.outcome is Answer.FLAWED]
         if is_scrub and flawed:
             result.removed_count += storage.remove(flawed)
         _record(result, readings, watch)
-    return result
 
 
 @dataclass(slots=True)
 class Garbage:
-    """Objects of a store that no engine can use."""
+    """Objects of a store that no engine could use, and that were removed."""
 
-    misfits: list[Label] = field(default_factory=list)
+    misfits_count: int = 0
     """Objects of a pool or a length that the layout does not have."""
-    incomplete: list[Label] = field(default_factory=list)
+    incomplete_count: int = 0
     """Objects of pages that lack another object: a sidecar without its anchor, any page without Full's."""
     bytes_count: int = 0
-    """What they take of the store's cap."""
-
-    @property
-    def labels(self) -> list[Label]:
-        """Labels of all of these objects."""
-        return self.misfits + self.incomplete
+    """What they took of the store's cap."""
 
 
-def find_garbage(storage: Store, identity: bytes, layout: ModelLayout, watch: Watch = unwatched) -> Garbage:
-    """Find the objects that no engine can use. One scan, no reads.
+def collect(storage: Store, identity: bytes, layout: ModelLayout, watch: Watch = unwatched) -> Garbage:
+    """Remove the objects that no engine can use, as they are listed. One scan, no reads.
 
     A listing has pools, lengths and which objects a page has. It does not have a page's parent, so that pages whose
     chain is broken before them stay; the store's own recency lets them go. An engine that is storing a page right now
     may lose what it has stored of it: a miss.
     """
-    inventory = take_inventory(storage, identity, layout, watch)
-    pools = inventory.pools
+    pools = ObjectPools(identity, layout)
     taken_bytes = storage.capability().taken_bytes
     garbage = Garbage()
-    for found in inventory.misfits:
-        garbage.misfits.append(found.label)
-        garbage.bytes_count += taken_bytes(found.object_bytes)
-    for key, present in inventory.pages.items():
-        useless = pools.useless(present)
-        if useless:
-            for bit in range(len(pools.specs)):
-                if useless >> bit & 1:
-                    garbage.incomplete.append(pools.label(key, bit))
-                    garbage.bytes_count += taken_bytes(pools.object_bytes(bit))
+    labels: list[Label] = []
+    for page in pages_of(storage, identity, pools, watch):
+        useless = pools.useless(page.present)
+        bits = [bit for bit in range(len(pools.specs)) if useless >> bit & 1]
+        garbage.misfits_count += len(page.misfits)
+        garbage.incomplete_count += len(bits)
+        labels += [found.label for found in page.misfits] + [pools.label(page.key, bit) for bit in bits]
+        garbage.bytes_count += sum(taken_bytes(found.object_bytes) for found in page.misfits)
+        garbage.bytes_count += sum(taken_bytes(pools.object_bytes(bit)) for bit in bits)
+        if len(labels) >= NAMES_MAX:
+            _remove(storage, labels)
+            labels = []
+    _remove(storage, labels)
     return garbage
-
-
-def collect(storage: Store, garbage: Garbage) -> int:
-    """Remove garbage; return how many objects there were."""
-    return _remove(storage, garbage.labels)
 
 
 def shrink(storage: Store, found: Sequence[StoredIdentity], bytes_max: int) -> None:
     """Remove whole pages until these identities have at most ``bytes_max`` bytes, headers included.
 
     For a store that does not say when a page was used. Identities of which there is a later generation go first; then
-    pages in the order of their keys, of all prompts alike. One scan each, no reads; some 400 bytes of memory an object.
+    pages in the order of the first two bytes of their keys, of all prompts alike. Two scans each, no reads.
     """
     last = set(_last_generations(found))
-    pages: dict[tuple[bool, PageKey, bytes], list[StoredObject]] = defaultdict(list)
-    left_bytes = 0
+    parts: Counter[tuple[bool, bytes]] = Counter()
     for kept in found:
         for objects in listed(storage, kept.digest):
             for each in objects:
-                pages[kept.digest in last, each.label.key, kept.digest].append(each)
-                left_bytes += each.object_bytes
-    going: list[StoredObject] = []
-    for place in sorted(pages):
+                parts[kept.digest in last, each.label.key[:2]] += each.object_bytes
+    left_bytes = parts.total()
+    going: set[tuple[bool, bytes]] = set()
+    for part in sorted(parts):
         if left_bytes <= bytes_max:
             break
-        going += pages[place]
-        left_bytes -= sum(each.object_bytes for each in pages[place])
-    _remove(storage, [each.label for each in going])
+        going.add(part)
+        left_bytes -= parts[part]
+    for kept in found:
+        for objects in listed(storage, kept.digest):
+            labels = [each.label for each in objects if (kept.digest in last, each.label.key[:2]) in going]
+            _remove(storage, labels)
 
 
 def _last_generations(found: Sequence[StoredIdentity]) -> Iterator[bytes]:
@@ -169,10 +161,10 @@ def _remove(storage: Store, labels: list[Label]) -> int:
     return sum(storage.remove(labels[start : start + NAMES_MAX]) for start in range(0, len(labels), NAMES_MAX))
 
 
-def _examined(storage: Store, kept: StoredIdentity) -> Iterator[list[ReadObject]]:
+def _examined(storage: Store, kept: StoredIdentity, after: str) -> Iterator[list[ReadObject]]:
     """Read every object of an identity, a batch at a time; objects of a wrong pool or length are flawed unread."""
     pools = None if isinstance(kept.description, Undescribed) else ObjectPools(kept.digest, kept.description.layout)
-    for batch in batches(found for objects in listed(storage, kept.digest) for found in objects):
+    for batch in batches(found for objects in listed(storage, kept.digest, after) for found in objects):
         readings: list[ReadObject] = []
         fitting: list[PageIO] = []
         for found in batch:
@@ -193,5 +185,7 @@ def _record(result: Verification, readings: Sequence[ReadObject], watch: Watch) 
         elif reading.outcome is Answer.MISS:
             result.gone_count += 1
         else:
-            result.findings.append(FlawedObject(reading.page.label, reading.outcome, reading.reason))
+            result.findings.add(reading.page.label, reading.outcome, reading.reason)
+    # Of a batch those that were not read come first.
+    result.last_name = max([result.last_name, *(reading.page.label.page_name for reading in readings)])
     watch(len(readings), sum(reading.object_bytes for reading in readings))

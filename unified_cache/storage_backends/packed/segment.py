@@ -8,16 +8,20 @@ import errno
 import os
 import re
 import struct
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from threading import Lock
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 from xxhash import xxh3_64_intdigest
 
 from unified_cache.core.page import PAGE_KEY_BYTES, PageKey
 from unified_cache.core.seal import PageChecksum
 from unified_cache.storage_backends.directory.disk import Disk, close_quietly, distrust, read_at, write_at
 from unified_cache.storage_backends.directory.page_reads import DirectReads, Place
+from unified_cache.storage_backends.protocol import Contents, UsedBetween
 
 FILE_BYTES = 4 << 30
 """Pages of a file take about as much, so a terabyte of pages of 64 KiB and more has 256 files, all open; one of 4 KiB
@@ -33,6 +37,7 @@ GRAIN_BYTES = 128
 """Of slots so small that a block for each would waste an eighth and more."""
 
 _ENTRY = struct.Struct(f"<{PAGE_KEY_BYTES}sQQ")
+_LINES = np.dtype([("key", f"S{PAGE_KEY_BYTES}"), ("check", "<u8"), ("stamp", "<u8")])
 _STAMP = struct.Struct("<Q")
 _STAMP_OFFSET = _ENTRY.size - _STAMP.size
 ENTRY_BYTES = _ENTRY.size
@@ -185,6 +190,14 @@ class Segment:
             if check and slot < last and check == xxh3_64_intdigest(key, seed=slot)
         ]
 
+    def stamps(self) -> npt.NDArray[np.uint64]:
+        """Read when pages were last used, of all lines that are not free; none of them is proven."""
+        lines = np.zeros(self.key.slots_count, _LINES)
+        read_at(self._disk.preadv, self._fd, [lines.view(np.uint8).data], lines.nbytes)
+        lines = lines[: self.reach(self.object_bytes)]
+        stamps: npt.NDArray[np.uint64] = lines["stamp"][lines["check"] != 0]
+        return stamps
+
     def entry(self, slot: int) -> TableEntry | None:
         """Read one line of the table; None where the slot is free, or the line does not prove itself."""
         line = self._disk.pread(self._fd, _ENTRY.size, slot * _ENTRY.size)
@@ -269,6 +282,19 @@ def by_segment(slots: Iterable[SegmentSlot]) -> dict[Segment, list[SegmentSlot]]
     for inside in segments.values():
         inside.sort(key=lambda slot: slot.number)
     return segments
+
+
+def contents_of(segments: Iterable[Segment]) -> Contents:
+    """Count the pages of one identity by the tables of its files."""
+    counts: Counter[tuple[str, int]] = Counter()
+    oldest_ns, newest_ns = [], []
+    for segment in segments:
+        stamps = segment.stamps()
+        if stamps.size:
+            counts[segment.key.pool, segment.object_bytes] += stamps.size
+            oldest_ns.append(int(stamps.min()))
+            newest_ns.append(int(stamps.max()))
+    return Contents(counts, UsedBetween(min(oldest_ns), max(newest_ns)) if oldest_ns else None)
 
 
 def _runs(slots: Sequence[int]) -> Iterator[tuple[int, int]]:

@@ -155,13 +155,12 @@ class SegmentFiles:
         self.give_back()
         return found
 
-    def used_ns(self, identity: bytes) -> list[int]:
-        """Read when the pages of an identity were last used. Linear in objects."""
+    def of_identity(self, identity: bytes) -> list[Segment]:
+        """Return the files of an identity."""
         with self._guard:
-            segments = [
+            return [
                 segment for key, free in self._free.items() if key.identity == identity for segment in free.segments
             ]
-        return [entry.stamp for segment in segments for entry in segment.entries()]
 
     def take(self, key: SegmentKey, count: int) -> list[SegmentSlot]:
         """Take free slots, of new files where that is needed; none where an OSError is raised."""

@@ -68,6 +68,7 @@ from unified_cache.storage_backends.packed.segment import (
     SegmentSlot,
     TableEntry,
     by_segment,
+    contents_of,
     parse_file_name,
     taken_bytes,
 )
@@ -76,10 +77,10 @@ from unified_cache.storage_backends.protocol import (
     NAMES_MAX,
     Answer,
     Capability,
+    Contents,
     PageIO,
     Scan,
     StoredObject,
-    UsedBetween,
     page_bytes,
 )
 
@@ -251,13 +252,12 @@ class PackedStorage(DirectoryStorage):
             check_scan(identity, cursor)
             return self._index.scan(identity, cursor)
 
-    def used_between(self, identity: bytes) -> UsedBetween | None:
-        """Return the first and last time of use, as the tables say. Linear in objects."""
+    def contents(self, identity: bytes) -> Contents:
+        """Count the lines of the tables, and when their pages were used."""
         with self._calls:
             self._stamp(self._stamps.take())
             with StorageFaults(f"cannot read the tables in {self._path}"):
-                times = self._segments.used_ns(identity)
-            return UsedBetween(min(times), max(times)) if times else None
+                return contents_of(self._segments.of_identity(identity))
 
     def _use(self, labels: Sequence[Label], pages: Sequence[PageIO] = ()) -> None:
         self._index.use(labels)
@@ -458,7 +458,6 @@ class _Listing(NamedTuple):
     slots: dict[Label, SegmentSlot]
     labels: list[Label]
     """In the order of their names."""
-    used: UsedBetween | None
 
 
 class PackedReader(ReadOnlyStore):
@@ -500,10 +499,11 @@ class PackedReader(ReadOnlyStore):
             objects = [StoredObject(label, listing.slots[label].segment.object_bytes) for label in labels]
             return Scan(objects, labels[-1].page_name if start + len(labels) < len(listing.labels) else "")
 
-    def used_between(self, identity: bytes) -> UsedBetween | None:
-        """Return the first and last time of use, as the tables said."""
-        with self._calls:
-            return self._listing(identity).used
+    def contents(self, identity: bytes) -> Contents:
+        """Count the lines of the tables, and when their pages were used."""
+        with self._calls, StorageFaults(f"cannot read the tables in {self._path}/{identity.hex()}"):
+            check_scan(identity, "")
+            return contents_of(_segments_of(self._disk, self._root_fd, identity))
 
     def taken_bytes(self, object_bytes: int) -> int:
         """Return the slot and the line of an object, as its owner counts them."""
@@ -561,8 +561,7 @@ def _listing_of(disk: Disk, root_fd: int, identity: bytes) -> _Listing:
             if stamps.get(label, -1) < entry.stamp:
                 stamps[label] = entry.stamp
                 slots[label] = SegmentSlot(segment, entry.slot)
-    used = UsedBetween(min(stamps.values()), max(stamps.values())) if stamps else None
-    return _Listing(slots, sorted(slots, key=_page_name), used)
+    return _Listing(slots, sorted(slots, key=_page_name))
 
 
 def _remove_oldest(disk: Disk, path: Path) -> int:

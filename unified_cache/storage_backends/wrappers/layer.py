@@ -18,11 +18,11 @@ from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.storage_backends.protocol import (
     Answer,
     Capability,
+    Contents,
     Level,
     PageIO,
     Scan,
     Store,
-    UsedBetween,
     page_bytes,
 )
 from unified_cache.storage_backends.removals import RemovalFeed
@@ -48,7 +48,7 @@ class Method(Enum):
     CLEAR = "clear"
     SCAN = "scan"
     MANIFESTS = "manifests"
-    USED_BETWEEN = "used_between"
+    CONTENTS = "contents"
     FOREIGN_PATHS = "foreign_paths"
     CLOSE = "close"
 
@@ -99,9 +99,9 @@ class StorageLayer(Store):
         """Return the manifest of every identity of the wrapped backend, by its digest."""
         return self._call(Method.MANIFESTS, self._backend.manifests)
 
-    def used_between(self, identity: bytes) -> UsedBetween | None:
-        """Ask the wrapped backend when objects of an identity were used."""
-        return self._call(Method.USED_BETWEEN, partial(self._backend.used_between, identity))
+    def contents(self, identity: bytes) -> Contents | None:
+        """Ask the wrapped backend to count the objects of an identity."""
+        return self._call(Method.CONTENTS, partial(self._backend.contents, identity))
 
     def foreign_paths(self) -> list[str]:
         """Return what stands in the place of a directory of the wrapped backend."""

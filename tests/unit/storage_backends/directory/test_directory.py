@@ -31,6 +31,7 @@ from unified_cache.storage_backends.file import store as file_store
 from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.memory import KeysOnlyStorage
+from unified_cache.storage_backends.offline.listing import count_objects
 from unified_cache.storage_backends.offline.stores import identities_of
 from unified_cache.storage_backends.packed import store as packed_store
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO, UsedBetween
@@ -471,18 +472,18 @@ def test_a_file_and_a_link_called_like_an_identity_are_none(storage: DirectorySt
 
 
 def test_use_is_known_by_the_times_that_eviction_goes_by(storage: DirectoryStorage) -> None:
-    assert storage.used_between(IDENTITY) is None
+    assert count_objects(storage, IDENTITY).used is None
     put(storage, [1])
     put(storage, [2])
-    first, last = storage.used_between(IDENTITY) or (0, 0)
+    first, last = count_objects(storage, IDENTITY).used or (0, 0)
     assert last - first == STAMP_GRAIN_NS
     put(storage, [1])
-    assert storage.used_between(IDENTITY) == UsedBetween(last, last + STAMP_GRAIN_NS)
+    assert count_objects(storage, IDENTITY).used == UsedBetween(last, last + STAMP_GRAIN_NS)
     storage.get([blank_page(label(2))])
-    assert storage.used_between(IDENTITY) == UsedBetween(last + STAMP_GRAIN_NS, last + 2 * STAMP_GRAIN_NS)
-    assert storage.used_between(label(1, model=OTHER_MODEL).identity) is None
+    assert count_objects(storage, IDENTITY).used == UsedBetween(last + STAMP_GRAIN_NS, last + 2 * STAMP_GRAIN_NS)
+    assert count_objects(storage, label(1, model=OTHER_MODEL).identity).used is None
     storage.remove([label(1), label(2)])
-    assert storage.used_between(IDENTITY) is None
+    assert count_objects(storage, IDENTITY).used is None
 
 
 def test_a_directory_that_cannot_be_listed_raises(storage: DirectoryStorage, disk: FaultyDisk) -> None:
@@ -492,7 +493,7 @@ def test_a_directory_that_cannot_be_listed_raises(storage: DirectoryStorage, dis
         storage.manifests()
     if isinstance(storage, FileStorage):
         with pytest.raises(StorageError, match="cannot list"):
-            storage.used_between(IDENTITY)
+            count_objects(storage, IDENTITY)
 
 
 # Stores in a directory work where the operating system has less than Linux: as macOS, which has no fallocate

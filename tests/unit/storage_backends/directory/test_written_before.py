@@ -21,6 +21,7 @@ from tests.unit.storage_backends.fixtures.write_stores import (
     pages_of,
 )
 from unified_cache.storage_backends.manifest import described_by
+from unified_cache.storage_backends.offline.listing import count_objects
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO, StoredObject
 from unified_cache.storage_backends.wrappers.layer import VerifiedStorage
 
@@ -96,7 +97,7 @@ def test_times_of_use_are_known_and_a_cap_evicts_by_them(kind: StoreKind, root: 
     # The last page of the first batch was used first; the first page was read at the very end.
     oldest, newest = (expected_page(WINDOWED, pool, number) for pool, number in (("kv_index", 4), ("kv", 0)))
     with closing(kind.open(root)) as storage:
-        used = storage.used_between(WINDOWED)
+        used = count_objects(storage, WINDOWED).used
         assert used is not None
         assert 1_000_000 * 10**9 <= used.oldest_ns < used.newest_ns <= 1_000_100 * 10**9
         bytes_used = storage.bytes_used
