@@ -8,7 +8,8 @@ import itertools
 import re
 import stat
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence, Set
-from contextlib import closing, suppress
+from contextlib import suppress
+from functools import cached_property
 from typing import NamedTuple
 
 from unified_cache.core.page import PAGE_KEY_BYTES
@@ -156,14 +157,27 @@ class FilePages(DirectoryReader):
                 close_quietly(self._disk, fd)
             return known
 
+    @cached_property
+    def _listings(self) -> dict[tuple[bytes, str], Iterator[ListedObject]]:
+        """The scan that has not ended, of those the last: its identity and cursor, and what comes then."""
+        return {}
+
     def scan(self, identity: bytes, cursor: str = "") -> Scan:
-        """List objects of one identity in the order of their names; the cursor is the last name listed."""
+        """List objects of one identity in the order of their names; the cursor is the last name listed.
+
+        A call that goes on with the last one lists no directory again: what is put there meanwhile may not be listed.
+        """
         check_scan(identity, cursor)
         with self._calls, StorageFaults(f"cannot list {self._path}/{identity.hex()}"):
-            with closing(objects_in(self._disk, self._root_fd, identity, cursor)) as objects:
-                found = list(itertools.islice(objects, NAMES_MAX))
+            # Popped, so that no other thread goes on with it.
+            objects = self._listings.pop((identity, cursor), None) if cursor else None
+            objects = objects or objects_in(self._disk, self._root_fd, identity, cursor)
+            found = list(itertools.islice(objects, NAMES_MAX))
             listed = [StoredObject(known.label, known.object_bytes) for known in found]
             cursor_next = found[-1].name if len(found) == NAMES_MAX else ""
+            self._listings.clear()
+            if cursor_next:
+                self._listings[identity, cursor_next] = objects
             return Scan(listed, cursor_next, [known.mtime_ns for known in found], is_timed=True)
 
     def _read(self, pages: Sequence[PageIO]) -> list[Answer]:

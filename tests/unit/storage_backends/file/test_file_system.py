@@ -13,7 +13,7 @@ import pytest
 from tests.support.files import FILE_BYTES, FaultyDisk, RefusingDisk, bytes_in, held, hits, path_of, put, temps
 from unified_cache.core.errors import InputError, StorageError
 from unified_cache.storage_backends.directory.disk import Disk
-from unified_cache.storage_backends.file import store
+from unified_cache.storage_backends.file import page_reader, store
 from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO
 from unified_cache.testing.storage_contract import (
@@ -212,3 +212,20 @@ def test_a_long_scan_goes_on_from_its_cursor_in_order_of_names_and_passes_over_f
     for cursor in ("../x", "zz", "0"):
         with pytest.raises(InputError, match="a cursor is"):
             storage.scan(labels[0].identity, cursor)
+
+
+def test_a_scan_lists_every_directory_once(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page_reader, "NAMES_MAX", 7)
+    disk = FaultyDisk(only="listdir")
+    storage = FileStorage.open(root, disk=disk)
+    labels = [label(number) for number in range(200)]
+    storage.put([PageIO(named, (memoryview(b"x"),)) for named in labels], Level.CACHED)
+    disk.calls.clear()
+    assert [each.label for each in listing(storage, labels[0].identity)] == sorted(labels)
+    assert len(disk.calls) == 1 + len({named.page_name[0] for named in labels})
+    first = storage.scan(labels[0].identity)
+    storage.scan(labels[0].identity, first.cursor)
+    # One that goes on with an older scan finds what comes then, too.
+    again = storage.scan(labels[0].identity, first.cursor)
+    assert [each.label for each in again.objects] == sorted(labels)[7:14]
+    storage.close()
