@@ -26,6 +26,7 @@ from unified_cache.proto.wire import (
     mark,
     parsed,
     parts_of,
+    put_begun,
 )
 from unified_cache.service.access.gate import AdmittedCall, ServiceGate
 from unified_cache.service.access.registry import Registration, Registry, listed_after
@@ -106,7 +107,7 @@ def all_stored(runs: Iterable[NamedRun]) -> list[Label]:
 
 
 KEPT_SHARE_MIN = 0.5
-"""Of a message, the part that a page must fill to be kept as a view of it: a smaller one would keep the rest alive."""
+"""Of a message, the part that content must fill to be kept as a view of it: less would keep the rest alive."""
 
 
 class PageAssembler:
@@ -141,9 +142,12 @@ class PageAssembler:
         """
         if part.offset != self._offset:
             raise InputError(f"a part begins where the last one ended, at {self._offset}, found {part.offset}")
-        if part.end == part.offset:
+        content = part.content
+        if not content:
             raise InputError("a part of a put has content")
-        for piece in self._pieces_in(part):
+        if len(content) < KEPT_SHARE_MIN * memoryview(content.obj).nbytes:
+            content = memoryview(bytes(content))
+        for piece in self._pieces_in(content):
             label, stored, object_bytes = self._announced[self._done_count]
             self._pieces.append(piece)
             self._held_bytes += len(piece)
@@ -156,16 +160,16 @@ class PageAssembler:
         if self._done_count < len(self._announced):
             raise InputError(f"expected {len(self._announced)} pages, found {self._done_count} whole ones")
 
-    def _pieces_in(self, part: Chunk) -> Iterator[memoryview]:
-        """Cut a part at the ends of pages."""
+    def _pieces_in(self, content: memoryview) -> Iterator[memoryview]:
+        """Cut the content of a part at the ends of pages."""
         start, held_bytes = 0, self._held_bytes
         for number in range(self._done_count, len(self._announced)):
-            if start == len(part.content):
+            if start == len(content):
                 return
-            end = min(len(part.content), start + self._announced[number][2] - held_bytes)
-            yield part.content[start:end]
+            end = min(len(content), start + self._announced[number][2] - held_bytes)
+            yield content[start:end]
             start, held_bytes = end, 0
-        if start < len(part.content):
+        if start < len(content):
             raise InputError(f"found more than the {len(self._announced)} pages announced")
 
     def _whole(self, label: Label, stored: Label) -> PageIO:
@@ -180,10 +184,7 @@ class PageAssembler:
 
 
 def page_in(pieces: Sequence[memoryview]) -> tuple[memoryview, ...]:
-    """Return the page that lies in pieces of messages, at least a header long, its header apart.
-
-    A view keeps the whole message alive: it is copied where that would keep too much.
-    """
+    """Return the page that lies in pieces of messages, at least a header long, its header apart."""
     header = b"".join(piece[:HEADER_BYTES] for piece in pieces[:HEADER_BYTES])[:HEADER_BYTES]
     payload: list[memoryview] = []
     skip = HEADER_BYTES
@@ -191,9 +192,6 @@ def page_in(pieces: Sequence[memoryview]) -> tuple[memoryview, ...]:
         if len(piece) > skip:
             payload.append(piece[skip:])
         skip = max(0, skip - len(piece))
-    held_bytes = sum(memoryview(message).nbytes for message in {id(piece.obj): piece.obj for piece in pieces}.values())
-    if sum(map(len, payload)) < KEPT_SHARE_MIN * held_bytes:
-        payload = [memoryview(b"".join(payload))] if payload else []
     return (memoryview(header), *payload)
 
 
@@ -316,31 +314,29 @@ class CacheService:
 
     def _put(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
         with self._gate.admitted(Call.PUT, Role.WRITER, context) as call:
-            first = parsed(pb.PutPart, call.first(messages))
-            if not first.HasField("start") or first.content:
-                raise InputError("a put begins with its start, alone")
-            start = first.start
+            start, first = put_begun(call.first(messages))
             if start.level not in pb.Level.values():
                 raise InputError(f"a level is one of {', '.join(pb.Level.keys())}, found {start.level}")
             level = Level.DURABLE if start.level == pb.DURABLE else Level.CACHED
             runs = self._named(call.tenant, start.runs)
             call.hold(self._batch_bytes(runs))
             manifests = {run.registration.stored.identity: run.registration.stored for run in runs}
-            chain = dict.fromkeys(all_stored(runs))
+            together = dict.fromkeys(all_stored(runs))
             kept: list[Answer] = []
             arrivals = PageAssembler(runs)
-            for batch in self._batches(arrivals, call.received(messages)):
-                kept += self._store.put(call.tenant, batch, level, manifests, chain)
+            parts = chain((first,) if first.content else (), map(decoded, call.received(messages)))
+            for batch in self._batches(arrivals, parts):
+                kept += self._store.put(call.tenant, batch, level, manifests, together)
             # A page that the store did not answer for is declined, with that reason.
             stored = bytes(IN_STORE if answer else ABSENT for answer in kept)
             return pb.PutReply(stored=stored, reasons=reasons_of(kept)).SerializeToString()
 
-    def _batches(self, arrivals: PageAssembler, messages: Iterator[bytes]) -> Iterator[list[PageIO]]:
+    def _batches(self, arrivals: PageAssembler, parts: Iterable[Chunk]) -> Iterator[list[PageIO]]:
         """Yield pages as they arrive; what has arrived and the page under way are a bounded number of bytes."""
         batch: list[PageIO] = []
         batch_bytes = 0
-        for message in messages:
-            for page in arrivals.take(decoded(message)):
+        for part in parts:
+            for page in arrivals.take(part):
                 batch.append(page)
                 batch_bytes += page_bytes(page)
                 if batch_bytes + arrivals.next_bytes > self._limits.batch_bytes:

@@ -31,11 +31,11 @@ from unified_cache.core.seal import HEADER_BYTES
 from unified_cache.core.settings.service import Role
 from unified_cache.proto import service_pb2 as pb
 from unified_cache.proto.manifest_pb2 import Manifest
-from unified_cache.proto.wire import Call
+from unified_cache.proto.wire import Call, decoded, encoded
 from unified_cache.service.access.callers import Caller
 from unified_cache.service.access.registry import Registry
 from unified_cache.service.limits import Limits
-from unified_cache.service.servicer import page_in
+from unified_cache.service.servicer import NamedRun, PageAssembler
 from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.wrappers.layer import Method
@@ -245,10 +245,11 @@ def test_a_call_counts_the_largest_page_that_it_names(serve: Serve) -> None:
         assert max(wire.running.scheduler.held) == largest_bytes
 
 
-def test_a_small_page_does_not_keep_the_message_alive_that_it_came_in() -> None:
-    message = bytes(10_000)
-    small = page_in([memoryview(message)[:500]])
-    large = page_in([memoryview(message)[:9_000]])
-    assert [piece.obj is message for piece in small[1:]] == [False]
-    assert [piece.obj is message for piece in large[1:]] == [True]
-    assert sum(map(len, small)) == 500
+def test_content_does_not_keep_a_message_alive_of_which_it_is_little() -> None:
+    registration = Registry(Limits()).add(Caller("tenant", Role.WRITER), MANIFEST)
+    for around_bytes in (100, 10 * OBJECT_BYTES):
+        message = encoded(0, bytes(around_bytes), [memoryview(page(1))])
+        arrivals = PageAssembler([NamedRun(registration, "kv", [key(1)], OBJECT_BYTES)])
+        ((_, (_, payload), _),) = arrivals.take(decoded(message))
+        assert payload == page(1)[HEADER_BYTES:]
+        assert memoryview(payload.obj).nbytes < 2 * OBJECT_BYTES

@@ -178,7 +178,10 @@ STREAMS: dict[str, list[pb.PutPart | bytes]] = {
     "no messages": [],
     "no start": [part(WHOLE)],
     "two starts": [start(1), start(1), part(WHOLE)],
-    "a start with content": [pb.PutPart(start=start(1).start, content=WHOLE)],
+    "a start with another page": [pb.PutPart(start=start(1).start, content=page(2))],
+    "a start with an offset": [pb.PutPart(start=start(1).start, content=WHOLE, offset=1)],
+    "a start with half a page": [pb.PutPart(start=start(1).start, content=WHOLE[:-1])],
+    "a start with more than it names": [pb.PutPart(start=start(1).start, content=WHOLE + b"x")],
     "a second start with content": [start(1), pb.PutPart(start=start(1).start, content=WHOLE)],
     "a gap": [start(1), part(WHOLE[:500]), part(WHOLE[501:], 501)],
     "an overlap": [start(1), part(WHOLE[:500]), part(WHOLE[499:], 499)],
@@ -283,6 +286,14 @@ def test_unknown_fields_are_ignored(server: ServerOverMemory) -> None:
     with server.unchanged():
         known = pb.ExistsRequest(runs=[run(key(0))]).SerializeToString()
         assert pb.ExistsReply.FromString(server.wire.ask(Call.EXISTS, known + b"\xfa\x3f\x03abc")).found == b"\x01"
+
+
+def test_a_put_of_one_message_is_a_put_whatever_the_order_of_its_fields(server: ServerOverMemory) -> None:
+    both = [start(9).SerializeToString(), part(page(9)).SerializeToString()]
+    for message in (b"".join(both), b"".join(reversed(both))):
+        assert pb.PutReply.FromString(server.wire.put([message])).stored == b"\x02"
+        removed = server.wire.ask(Call.REMOVE, pb.RemoveRequest(runs=[run(key(9))]))
+        assert pb.RemoveReply.FromString(removed).removed_count == 1
 
 
 def test_the_same_put_many_times_over_is_stored_once(server: ServerOverMemory) -> None:

@@ -130,12 +130,14 @@ def cut(server: Server, numbers: Sequence[int], time: RequestTime, *, is_only: b
 
 
 def put_messages(server: Server, pages: Sequence[PageIO], level: Level) -> Generator[bytes, None, None]:
-    """Yield the start of a put, then its pages."""
+    """Yield the start of a put with the first of its pages, then the others."""
     wanted = pb.DURABLE if level is Level.DURABLE else pb.CACHED
-    start = pb.PutStart(level=wanted, runs=sized_runs(pages))
-    yield pb.PutPart(start=start).SerializeToString()
-    part_bytes = min(PART_BYTES, server.agreed.part_bytes if server.agreed is not None else PART_BYTES)
-    yield from parts_of(((b"", page.buffers) for page in pages), part_bytes)
+    start = pb.PutPart(start=pb.PutStart(level=wanted, runs=sized_runs(pages))).SerializeToString()
+    yield from parts_of(((b"", page.buffers) for page in pages), _part_bytes(server), start)
+
+
+def _part_bytes(server: Server) -> int:
+    return min(PART_BYTES, server.agreed.part_bytes if server.agreed is not None else PART_BYTES)
 
 
 def sized_runs(pages: Sequence[PageIO]) -> list[pb.PageRun]:
@@ -239,7 +241,9 @@ class RemoteStorage(Store):
             def exchange(batch: ServerBatch) -> Exchange:
                 chosen = [pages[number] for number in batch.numbers]
                 with closing(GatedMessages(put_messages(batch.server, chosen, level))) as messages:
-                    answer = batch.server.put(messages, batch.time.timeout_s(), is_only=batch.is_only)
+                    is_one = sum(map(page_bytes, chosen)) <= _part_bytes(batch.server)
+                    sent = next(messages) if is_one else messages
+                    answer = batch.server.put(sent, batch.time.timeout_s(), is_only=batch.is_only)
                     yield
                     reply = parsed(pb.PutReply, answer())
                 yes, no = Answer.STORED, Answer.DECLINED

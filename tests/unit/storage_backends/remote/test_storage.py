@@ -34,7 +34,7 @@ from unified_cache.core.seal import FORMAT_VERSION, HEADER_BYTES, Label, PageChe
 from unified_cache.core.window import SPAN_ALL
 from unified_cache.proto import service_pb2 as pb
 from unified_cache.proto.manifest_pb2 import Manifest
-from unified_cache.proto.wire import REASON, REASON_HELLO, Call, decoded, parts_of
+from unified_cache.proto.wire import REASON, REASON_HELLO, Call, decoded, parts_of, put_begun
 from unified_cache.service.limits import Limits
 from unified_cache.storage_backends.common.bounded_call import StoreStep, current_call, run_here
 from unified_cache.storage_backends.manifest import manifest_of
@@ -172,6 +172,18 @@ def test_parts_are_what_protobuf_would_write_and_come_back_whole() -> None:
 def test_what_is_no_part_is_an_input_error(message: bytes) -> None:
     with pytest.raises(InputError):
         decoded(message)
+
+
+def test_pages_that_fit_into_one_message_are_put_by_one() -> None:
+    for pages_count in (1, 3, 4):
+        content = [(b"", (memoryview(bytes([number]) * 30),)) for number in range(pages_count)]
+        begin = pb.PutPart(start=pb.PutStart(level=pb.DURABLE))
+        messages = list(parts_of(content, 90, begin.SerializeToString()))
+        start, first = put_begun(messages[0])
+        assert start == begin.start
+        assert len(messages) == (2 if pages_count > 3 else 1)
+        joined = b"".join([first.content, *(decoded(message).content for message in messages[1:])])
+        assert joined == b"".join(buffer for _, (buffer,) in content)
 
 
 @contextmanager
