@@ -1,6 +1,6 @@
-"""Install the system libraries that Mooncake needs, on Debian and as root; elsewhere do nothing.
+"""Install the system libraries that Mooncake needs, and etcd for its masters, on Debian and as root; elsewhere nothing.
 
-Never fails: where a library stays missing, the tests that need it are skipped and say so.
+Never fails: where one stays missing, the tests that need it are skipped and say so.
 """
 
 import os
@@ -18,7 +18,7 @@ LOCK = ("-o", "DPkg::Lock::Timeout=30", "-o", "Acquire::Retries=0", "-o", "Acqui
 
 def main() -> None:
     """Install what is missing, and say so; nothing is missing most of the time."""
-    missing = missing_packages()
+    missing = _missing()
     if not missing:
         return
     wanted = apt_command(missing)
@@ -29,9 +29,13 @@ def main() -> None:
     # The package lists may be as old as the image.
     if not _ran(wanted) and _ran([wanted[0], "update"]):
         _ran(wanted)
-    left = missing_packages()
+    left = _missing()
     if left:
         _print(f"Mooncake still needs {', '.join(left)}: {' '.join(apt_command(left))}")
+
+
+def _missing() -> list[str]:
+    return [*missing_packages(), *(["etcd-server"] if shutil.which("etcd") is None else [])]
 
 
 def _ran(command: list[str]) -> bool:

@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from statistics import linear_regression
 
@@ -13,13 +13,16 @@ import pytest
 
 from tests.support.cache import ToyEngine, toy_layout
 from tests.support.mooncake import LocalCluster, open_mooncake
-from tests.support.mooncake_needed import needs_mooncake
+from tests.support.mooncake_needed import needs_etcd, needs_mooncake
 from tests.support.waiting import wait_until
 from unified_cache.controller import NotStarted, Operation, OperationState, TransferKind
 from unified_cache.core.config import GuardConfig
+from unified_cache.core.errors import ConfigError, StorageError
 from unified_cache.core.page import Prompt
+from unified_cache.core.seal import Label
 from unified_cache.core.window import SPAN_ALL
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO, Store
+from unified_cache.storage_backends.url import open_storage
 from unified_cache.storage_backends.wrappers import StorageGuard
 from unified_cache.storage_backends.wrappers.layer import StorageLayer
 
@@ -167,6 +170,54 @@ def test_an_engine_goes_on_serving_right_bytes_and_is_back_to_normal_soon(fault:
         while not work.is_normal():
             assert time.monotonic() - cleared_s < RECOVERY_S, "service must be normal again"
         work.check_nothing_leaked()
+
+
+RESUME_S = 20.0
+"""A leader that is gone is missed after five seconds, and the next one lets as many go by before it serves."""
+
+
+@needs_etcd
+def test_another_master_leads_with_all_pages_and_where_none_can_an_error_says_why_in_time() -> None:
+    with LocalCluster.running(nodes=3, masters=2) as cluster, work_over(cluster) as work:
+        work.round()
+        assert work.is_normal()
+        pages = set(cluster.admin.keys(lambda _: True))
+        cluster.master.kill()
+        killed_s = time.monotonic()
+        work.prompts.append(work.toy.cache.prompt(np.arange(PROMPT_PAGES * PAGE_SIZE, dtype=np.int32) + 900_000))
+        failures = work.failures_count
+        work.round()
+        assert work.failures_count > failures, "nobody leads"
+        while not work.is_normal():
+            assert time.monotonic() - killed_s < RESUME_S, "service must be normal again"
+        keys = cluster.admin.keys(lambda _: True)
+        assert pages < set(keys)
+        assert len(keys) == len(set(keys)) == len(pages) + len(pages) // PROMPTS_COUNT, "the late prompt, once"
+        assert len(cluster.admin.segments()) == 3
+        cluster.restart_master(1 - cluster.leading())
+        assert work.is_normal()
+        with pytest.raises(ConfigError, match="a second"):
+            open_storage("mooncake:etcd://127.0.0.1:1")
+
+        for member in cluster.etcd[:2]:
+            member.kill()
+        assert wait_until(lambda: "no member of etcd says" in refusal_in_time(cluster), RESUME_S)
+        for _ in range(2):
+            work.round()
+        work.check_nothing_leaked()
+
+
+def refusal_in_time(cluster: LocalCluster) -> str:
+    """Return what a store says of a call that it cannot make; empty if it can."""
+    before_s = time.monotonic()
+    try:
+        with closing(open_mooncake(cluster)) as store:
+            store.exists([Label(bytes(32), bytes(32), "kv")])
+    except StorageError as error:
+        return str(error)
+    finally:
+        assert time.monotonic() - before_s < GUARD.deadline_s
+    return ""
 
 
 ROUNDS, WARM_ROUNDS = 10, 4

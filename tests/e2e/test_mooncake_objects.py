@@ -181,7 +181,7 @@ def test_a_page_that_a_foreign_client_overwrote_is_a_miss_and_can_be_put_again(
     verified = VerifiedStorage(storage)
     page = sealed_page(label(2), MIB)
     assert verified.put([page], Level.CACHED) == [Answer.STORED]
-    command = [sys.executable, "-c", FOREIGNER, shared.rpc, page.label.object_name, str(foreign_bytes)]
+    command = [sys.executable, "-c", FOREIGNER, shared.address.master, page.label.object_name, str(foreign_bytes)]
     subprocess.run(command, cwd=ROOT, check=True, timeout=30, stderr=subprocess.DEVNULL)
     assert not reads(verified, 2, MIB)
     assert verified.flaws_count == ({Flaw.HEADER: 1} if foreign_bytes == MIB else {})

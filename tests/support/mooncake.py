@@ -12,6 +12,8 @@ from urllib.request import urlopen
 
 from tests.support.ports import free_ports
 from tests.support.waiting import wait_until
+from unified_cache.core.errors import StorageError
+from unified_cache.storage_backends.mooncake.address import address_of_url
 from unified_cache.storage_backends.mooncake.client import MasterAdmin
 from unified_cache.storage_backends.mooncake.native import METADATA, usable_wheel
 from unified_cache.storage_backends.mooncake.store import MooncakeStorage
@@ -86,47 +88,74 @@ class ClusterProcess:
 
 
 class LocalCluster:
-    """One master and some storage nodes on the loopback address; dead ones are kept until they are replaced."""
+    """Masters and storage nodes on the loopback address; dead ones are kept until they are replaced.
 
-    def __init__(self, segment_bytes: int, settings: MasterSettings, logs: Path) -> None:
-        """Start the master."""
-        rpc, admin = free_ports(2)
-        self.rpc = f"{LOOPBACK}:{rpc}"
-        self.admin = MasterAdmin(LOOPBACK, admin)
-        self._admin_url = f"http://{LOOPBACK}:{admin}"
-        self.url = f"mooncake://{self.rpc}?admin={LOOPBACK}:{admin}"
+    Several masters, each at a loopback address of its own, have three members of etcd say which leads.
+    """
+
+    def __init__(self, segment_bytes: int, settings: MasterSettings, logs: Path, masters: int) -> None:
+        """Start the masters."""
+        rpc, admin, *ports = free_ports(2 if masters == 1 else 8)
         self.nodes: list[ClusterProcess] = []
+        self.etcd: list[ClusterProcess] = []
         self._segment_bytes = segment_bytes
         self._logs = logs
         self._programs = Path(str(usable_wheel().locate_file("mooncake")))
-        self._master_command = [
-            str(self._programs / "mooncake_master"),
-            f"--rpc_address={LOOPBACK}",
-            f"--rpc_port={rpc}",
-            f"--metrics_host={LOOPBACK}",
-            f"--metrics_port={admin}",
-            "--enable_metric_reporting=false",
-            "--logtostderr=true",
-            "--minloglevel=1",
-            *settings.arguments(),
+        where, elected = f"//{LOOPBACK}:{rpc}", list[str]()
+        if ports:
+            members = [f"{LOOPBACK}:{port}" for port in ports[:3]]
+            self.etcd += [self._start_etcd(number, ports) for number in range(3)]
+            where, elected = f"etcd://{','.join(members)}", elected_by(members)
+        self.url = f"mooncake:{where}?admin={admin}"
+        self.address = address_of_url(f"{where}?admin={admin}")
+        self.admin = MasterAdmin(self.address)
+        self._master_commands = [
+            [
+                str(self._programs / "mooncake_master"),
+                f"--rpc_address=127.0.0.{number + 1}",
+                f"--rpc_port={rpc}",
+                f"--metrics_host=127.0.0.{number + 1}",
+                f"--metrics_port={admin}",
+                "--enable_metric_reporting=false",
+                "--logtostderr=true",
+                "--minloglevel=1",
+                *settings.arguments(),
+                *elected,
+            ]
+            for number in range(masters)
         ]
-        self.master = self._start_master()
+        self.masters = [self._start_master(number) for number in range(masters)]
+        if not wait_until(self._is_serving, START_S):
+            self.kill()
+            raise AssertionError(self.logged())
 
     @classmethod
     @contextmanager
     def running(
-        cls, nodes: int = 1, segment_bytes: int = 64 << 20, settings: MasterSettings = MasterSettings()
+        cls,
+        nodes: int = 1,
+        segment_bytes: int = 64 << 20,
+        settings: MasterSettings = MasterSettings(),
+        masters: int = 1,
     ) -> Iterator["LocalCluster"]:
         """Start a cluster, and kill it at the end, whatever happened."""
         with tempfile.TemporaryDirectory(prefix="unified-cache-cluster-") as logs:
-            cluster = cls(segment_bytes, settings, Path(logs))
+            cluster = cls(segment_bytes, settings, Path(logs), masters)
             try:
                 cluster.nodes += [cluster._launch() for _ in range(nodes)]
                 assert wait_until(lambda: len(cluster.admin.segments()) == nodes, START_S), cluster.logged()
                 yield cluster
             finally:
-                for process in (*cluster.nodes, cluster.master):
-                    process.kill()
+                cluster.kill()
+
+    @property
+    def master(self) -> ClusterProcess:
+        """The only master, or the one that leads."""
+        return self.masters[self.leading()]
+
+    def leading(self) -> int:
+        """Return the number of the master that leads."""
+        return int(self.address.leader()[0].rpartition(".")[2]) - 1
 
     def start_node(self) -> ClusterProcess:
         """Start another node; return it when the master knows it."""
@@ -143,41 +172,65 @@ class LocalCluster:
         self.nodes[self.nodes.index(node)] = self.nodes.pop()
         return started
 
-    def restart_master(self) -> ClusterProcess:
-        """Start the master again at its address, killed first if it lives: it knows no page, and nodes join again."""
-        self.master.kill()
-        self.master = self._start_master()
-        return self.master
+    def restart_master(self, number: int = 0) -> ClusterProcess:
+        """Start a master again at its address, killed first if it lives: it knows no page, and nodes join again."""
+        self.masters[number].kill()
+        self.masters[number] = self._start_master(number)
+        assert wait_until(self._is_serving, START_S), self.logged()
+        return self.masters[number]
+
+    def kill(self) -> None:
+        """Kill all that lives."""
+        for process in (*self.nodes, *self.masters, *self.etcd):
+            process.kill()
 
     def logged(self) -> str:
         """Return the ends of all logs, for messages."""
-        return "\n".join(path.read_text(encoding="utf-8", errors="replace")[-2_000:] for path in self._logs.iterdir())
+        logs = [path for path in self._logs.iterdir() if path.is_file()]
+        return "\n".join(path.read_text(encoding="utf-8", errors="replace")[-2_000:] for path in logs)
 
-    def _start_master(self) -> ClusterProcess:
-        master = ClusterProcess(self._master_command, self._logs / "master.log")
-        if not wait_until(self._is_serving, START_S):
-            master.kill()
-            raise AssertionError(self.logged())
-        return master
+    def _start_etcd(self, number: int, ports: Sequence[int]) -> ClusterProcess:
+        """Start a member; ``ports`` are those for clients and then those for each other."""
+        clients, peers = ([f"http://{LOOPBACK}:{port}" for port in half] for half in (ports[:3], ports[3:]))
+        command = [
+            "etcd",
+            f"--name={number}",
+            f"--data-dir={self._logs}/etcd-{number}.data",
+            f"--listen-client-urls={clients[number]}",
+            f"--advertise-client-urls={clients[number]}",
+            f"--listen-peer-urls={peers[number]}",
+            f"--initial-advertise-peer-urls={peers[number]}",
+            f"--initial-cluster={','.join(f'{each}={url}' for each, url in enumerate(peers))}",
+        ]
+        return ClusterProcess(command, self._logs / f"etcd-{number}.log")
+
+    def _start_master(self, number: int) -> ClusterProcess:
+        return ClusterProcess(self._master_commands[number], self._logs / f"master-{number}.log")
 
     def _is_serving(self) -> bool:
         try:
-            with urlopen(f"{self._admin_url}/health", timeout=1) as answer:
+            with urlopen(f"http://{self.address.leader()[0]}:{self.address.admin_port}/health", timeout=1) as answer:
                 return b'"service_ready":true' in answer.read()
-        except OSError:
+        except (OSError, StorageError):
             return False
 
     def _launch(self) -> ClusterProcess:
         (port,) = free_ports(1)
         command = [
             str(self._programs / "mooncake_client"),
-            f"--master_server_address={self.rpc}",
+            f"--master_server_address={self.address.master}",
             f"--metadata_server={METADATA}",
             f"--host={LOOPBACK}",
             f"--port={port}",
             f"--global_segment_size={self._segment_bytes}",
         ]
         return ClusterProcess(command, self._logs / f"node-{port}.log")
+
+
+def elected_by(members: Sequence[str]) -> list[str]:
+    """Return the arguments of a master that stands for election by these members of etcd, and follows who leads."""
+    ends = ";".join(members)
+    return ["--enable_ha=true", "--enable_oplog=true", f"--etcd_endpoints={ends}", f"--ha_backend_connstring={ends}"]
 
 
 def open_mooncake(cluster: LocalCluster) -> MooncakeStorage:

@@ -1,4 +1,6 @@
-"""The mark of tests that run Mooncake for real; where that is impossible, they are skipped and say why."""
+"""The marks of tests that run Mooncake for real; where that is impossible, they are skipped and say why."""
+
+import shutil
 
 import pytest
 
@@ -16,3 +18,6 @@ def why_not() -> str:
 
 
 needs_mooncake = pytest.mark.skipif(bool(why_not()), reason=why_not() or "Mooncake runs")
+
+needs_etcd = pytest.mark.skipif(shutil.which("etcd") is None, reason="etcd is not installed; Debian: etcd-server")
+"""Beside the other: for tests of several masters."""

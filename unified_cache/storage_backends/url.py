@@ -5,7 +5,8 @@
     packed:DIR                     in a directory, for one process at a time; faster for small pages
     file:DIR?free=SIZE             either of these, leaving that much of the file system free
     grpc://HOST:PORT               behind a service, see ``remote.url``; grpcs:// with TLS
-    mooncake://MASTER:PORT         in a Mooncake cluster, see ``mooncake.address``
+    mooncake://MASTER:PORT         in a Mooncake cluster, see ``mooncake.address``; with several masters
+    mooncake:etcd://HOST:PORT,...  etcd says which of them leads
     s3://BUCKET/PREFIX             in a bucket, also gs:// and az://; see ``object.address``
     keys_only:                     names and sizes without bytes, for replay and sizing
     package.module:factory         a third party's store

@@ -1,10 +1,12 @@
 """Address of a Mooncake cluster and the part that this process takes in it, read from a URL.
 
+    mooncake:etcd://HOST:PORT,HOST:PORT,HOST:PORT[?...]
     mooncake://HOST:PORT[?replicas=N&admin=HOST:PORT&protocol=tcp|rdma&devices=LIST&host=NAME&segment_bytes=N]
 
-``HOST:PORT`` is the master's. A page is put on ``replicas`` nodes, of which all but one may die. ``admin`` is where the
-master's HTTP side is; a port alone is one of the same host. ``host`` is the name under which other nodes reach this
-one; ``segment_bytes`` is memory of this process that the cluster may fill, none by default.
+``HOST:PORT`` is the master's, or those of the members of etcd, which says which of several masters leads. A page is put
+on ``replicas`` nodes, of which all but one may die. ``admin`` is where the master's HTTP side is; a port alone, as with
+etcd, is one of the same host. ``host`` is the name under which other nodes reach this one; ``segment_bytes`` is memory
+of this process that the cluster may fill, none by default.
 """
 
 import socket
@@ -12,6 +14,7 @@ from dataclasses import dataclass
 from urllib.parse import parse_qsl, urlsplit
 
 from unified_cache.core.errors import ConfigError, StorageError, without_secrets
+from unified_cache.storage_backends.mooncake.leader import leader_of
 from unified_cache.storage_backends.mooncake.native import SEGMENT_BYTES_MIN
 
 ADMIN_PORT = 9003
@@ -27,10 +30,10 @@ _OPTIONS = ("replicas", "admin", "protocol", "devices", "host", "segment_bytes")
 
 @dataclass(frozen=True, slots=True)
 class MooncakeAddress:
-    """A master, and this process as one of its clients."""
+    """A master, or several of which one leads, and this process as a client."""
 
     host: str
-    """Of the master, for its RPC and its HTTP side."""
+    """Of the master, for its RPC and its HTTP side, or of the first member of etcd."""
     port: int
     admin_host: str = ""
     """Of the master's HTTP side; the same as ``host`` if empty."""
@@ -44,6 +47,8 @@ class MooncakeAddress:
     """Memory of this process given to the cluster, for as long as the process lives."""
     replicas: int = 1
     """Nodes that hold each page put by this process."""
+    etcd: tuple[str, ...] = ()
+    """Members of etcd, HOST:PORT each, where it says which master leads."""
 
     def __post_init__(self) -> None:
         for name, port in (("the master's port", self.port), ("admin", self.admin_port)):
@@ -59,7 +64,11 @@ class MooncakeAddress:
     @property
     def master(self) -> str:
         """The master as the store client wants it."""
-        return f"{self.host}:{self.port}"
+        return f"etcd://{';'.join(self.etcd)}" if self.etcd else f"{self.host}:{self.port}"
+
+    def leader(self) -> tuple[str, int]:
+        """Return host and port of the master that serves now; StorageError where nobody says."""
+        return leader_of(self.etcd) if self.etcd else (self.host, self.port)
 
     def resolved_host(self) -> str:
         """Return the name under which other nodes reach this process; raise ConfigError where there is none."""
@@ -73,10 +82,17 @@ class MooncakeAddress:
 def address_of_url(rest: str) -> MooncakeAddress:
     """Read what stands after ``mooncake:`` in a URL; raise ConfigError where it is not of the form above."""
     url = f"mooncake:{rest}"
-    wanted = f"mooncake://HOST:PORT with any of {', '.join(_OPTIONS)} after a question mark"
+    wanted = (
+        f"mooncake://HOST:PORT or mooncake:etcd://HOST:PORT,HOST:PORT,HOST:PORT, with any of {', '.join(_OPTIONS)} "
+        f"after a question mark"
+    )
+    is_etcd = rest.startswith("etcd:")
     try:
-        parts = urlsplit(url)
-        host, port = parts.hostname, parts.port
+        parts = urlsplit(rest if is_etcd else url)
+        members = tuple(parts.netloc.split(",")) if is_etcd else ()
+        named = [urlsplit(f"//{member}") for member in members or (parts.netloc,)]
+        ports = [each.port for each in named if each.hostname and not each.username]
+        host = named[0].hostname
         options = dict(parse_qsl(parts.query, keep_blank_values=True, strict_parsing=True) if parts.query else [])
         admin_host, _, admin_port = options.get("admin", f"{ADMIN_PORT}").rpartition(":")
         admin, segment_bytes = int(admin_port), int(options.get("segment_bytes", 0))
@@ -84,11 +100,12 @@ def address_of_url(rest: str) -> MooncakeAddress:
     except ValueError as error:
         raise ConfigError(f"a Mooncake store is named as {wanted}, found {without_secrets(url)!r}: {error}") from error
     unknown = sorted(options.keys() - set(_OPTIONS))
-    if unknown or not host or port is None or parts.path not in ("", "/") or parts.fragment or parts.username:
+    is_named = len(ports) == len(named) and None not in ports and not (is_etcd and admin_host)
+    if unknown or not host or not is_named or parts.path not in ("", "/") or parts.fragment:
         raise ConfigError(f"a Mooncake store is named as {wanted}, found {without_secrets(url)!r}")
     return MooncakeAddress(
         host=host,
-        port=port,
+        port=ports[0] or 0,
         admin_host=admin_host,
         admin_port=admin,
         protocol=options.get("protocol", "tcp"),
@@ -96,6 +113,7 @@ def address_of_url(rest: str) -> MooncakeAddress:
         local_host=options.get("host", ""),
         segment_bytes=segment_bytes,
         replicas=replicas,
+        etcd=members,
     )
 
 
@@ -122,8 +140,13 @@ def source_host(host: str, port: int) -> str:
     return found
 
 
-def probe_master(host: str, port: int) -> None:
-    """Connect to a master and hang up; raise StorageError where nobody answers."""
+def probe_master(address: MooncakeAddress) -> None:
+    """Connect to the master that serves now and hang up; raise StorageError where nobody leads or answers."""
+    check_listens(*address.leader())
+
+
+def check_listens(host: str, port: int) -> None:
+    """Raise StorageError where nobody listens."""
     try:
         socket.create_connection((host, port), PROBE_TIMEOUT_S).close()
     except OSError as error:

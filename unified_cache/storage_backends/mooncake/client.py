@@ -20,11 +20,16 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 
-from unified_cache.core.errors import StateError, StorageError
+from unified_cache.core.errors import ConfigError, StateError, StorageError
 from unified_cache.core.seal import HEADER_BYTES
 from unified_cache.storage_backends.common.bounded_call import CallsInFlight
 from unified_cache.storage_backends.common.breaker import CircuitBreaker
-from unified_cache.storage_backends.mooncake.address import PROBE_TIMEOUT_S, MooncakeAddress, probe_master
+from unified_cache.storage_backends.mooncake.address import (
+    PROBE_TIMEOUT_S,
+    MooncakeAddress,
+    check_listens,
+    probe_master,
+)
 from unified_cache.storage_backends.mooncake.endpoints import (
     NODES_MAX,
     REST,
@@ -134,7 +139,7 @@ class MooncakeClient:
     ) -> None:
         """``engine`` is the store's own, where objects have replicas."""
         self.address = address
-        self.admin = MasterAdmin(address.admin_host or address.host, address.admin_port)
+        self.admin = MasterAdmin(address)
         self.locations = LocationCache()
         self.endpoints = Endpoints()
         self.choice = NodeChoice(self.admin.segments, self.endpoints)
@@ -152,9 +157,8 @@ class MooncakeClient:
     def connect(cls, address: MooncakeAddress) -> "MooncakeClient":
         """Connect, if a master answers; raise ConfigError for what this host lacks, StorageError for the master."""
         host = address.resolved_host()
-        probe_master(address.host, address.port)
-        admin = MasterAdmin(address.admin_host or address.host, address.admin_port)
-        admin.check_serves()
+        probe_master(address)
+        MasterAdmin(address).check_serves()
         store, engine, code = load_store(), None, 0
         if address.replicas > 1:
             engine = load_engine()
@@ -330,6 +334,7 @@ class MooncakeClient:
         if not _LOST.isdisjoint(codes):
             lost = next(code for code in codes if code in _LOST)
             self._master.record_failure()
+            probe_master(self.address)  # often it knows the reason
             text = f"the Mooncake master at {self.address.master} does not answer (code {lost})"
             raise StorageError(text, retryable=True)
         self._master.record_success()
@@ -341,7 +346,7 @@ class MooncakeClient:
             text = f"the Mooncake master at {self.address.master} did not answer just now, and is paused"
             raise StorageError(text, retryable=True)
         try:
-            probe_master(self.address.host, self.address.port)
+            probe_master(self.address)
         except StorageError:
             self._master.record_failure()
             raise
@@ -369,9 +374,11 @@ def client_of(address: MooncakeAddress) -> MooncakeClient:
     with _CLIENTS_GUARD:
         client = _CLIENTS.get(address)
         if client is None:
+            if address.etcd and any(other.etcd not in ((), address.etcd) for other in _CLIENTS):
+                raise ConfigError(f"Mooncake's library knows one etcd a process, found a second: {address.master}")
             client = _CLIENTS[address] = MooncakeClient.connect(address)
         else:
-            probe_master(address.host, address.port)
+            probe_master(address)
         return client
 
 
@@ -385,16 +392,15 @@ AdminReply = TypeVar("AdminReply")
 
 
 class MasterAdmin:
-    """Asks the master over HTTP; a connection per question. Thread-safe."""
+    """Asks the master that leads over HTTP; a connection per question. Thread-safe."""
 
-    def __init__(self, host: str, port: int) -> None:
-        self._host = host
-        self._port = port
+    def __init__(self, address: MooncakeAddress) -> None:
+        self._address = address
 
     def check_serves(self) -> None:
         """Raise StorageError where the master's HTTP side is there and does not say in time that it serves."""
         try:
-            probe_master(self._host, self._port)
+            check_listens(*self._where())
         except StorageError:
             return  # the admin port is needed for listings alone
         self._ask("/health", PROBE_TIMEOUT_S, _text)
@@ -420,23 +426,25 @@ class MasterAdmin:
         return self._ask("/get_all_keys", LISTING_TIMEOUT_S, lambda answer: _wanted_lines(answer, wanted))
 
     def _ask(self, path: str, timeout_s: float, read: Callable[[http.client.HTTPResponse], AdminReply]) -> AdminReply:
-        connection = http.client.HTTPConnection(self._host, self._port, timeout=timeout_s)
+        host, port = self._where()
+        name = f"http://{host}:{port}{path}"
+        connection = http.client.HTTPConnection(host, port, timeout=timeout_s)
         try:
             connection.request("GET", path)
             answer = connection.getresponse()
             if answer.status != http.HTTPStatus.OK:
-                raise StorageError(f"{self._name(path)} answers {answer.status} {answer.reason}", retryable=True)
+                raise StorageError(f"{name} answers {answer.status} {answer.reason}", retryable=True)
             return read(answer)
         except (OSError, http.client.HTTPException) as error:
             raise StorageError(
-                f"{self._name(path)} does not answer: {error}; the port of the master's HTTP side is option admin",
+                f"{name} does not answer: {error}; the port of the master's HTTP side is option admin",
                 retryable=True,
             ) from error
         finally:
             connection.close()
 
-    def _name(self, path: str) -> str:
-        return f"http://{self._host}:{self._port}{path}"
+    def _where(self) -> tuple[str, int]:
+        return self._address.admin_host or self._address.leader()[0], self._address.admin_port
 
 
 def _text(answer: http.client.HTTPResponse) -> str:

@@ -25,8 +25,8 @@ STAY_S = 1.0
 LISTING_FRESH_S = 5.0
 """Time for which a list of nodes is believed."""
 
-LISTING_PAUSE_S = 60.0
-"""Time after which a master that lists no nodes is asked again; until then it chooses itself."""
+LISTING_PAUSES = Backoff(LISTING_FRESH_S, 60.0)
+"""After these a master that lists no nodes is asked again; until then those it had are believed, or it chooses."""
 
 REST = Backoff(1.0, 4.0)
 """Rest of a node that failed: a fault that clears is noticed within the longest of these."""
@@ -125,15 +125,17 @@ class NodeChoice:
         self._seed = random.SystemRandom().randrange(1 << 32) if seed is None else seed
         self._nodes: list[str] = []
         self._list_at_s = -1.0
+        self._failures_count = 0
 
     def nodes(self, count: int) -> list[str]:
         """Return so many nodes to put on, fewer where fewer are up; none where the master is to choose."""
         now_s = self._clock()
         if now_s >= self._list_at_s:
-            self._list_at_s = now_s + LISTING_PAUSE_S  # others go on with what there was
-            self._nodes = sorted(self._listing())
-            if self._nodes:
-                self._list_at_s = self._clock() + LISTING_FRESH_S
+            self._list_at_s = now_s + LISTING_FRESH_S  # others go on with what there was
+            listed = sorted(self._listing())
+            self._nodes = listed or self._nodes
+            self._failures_count = 0 if listed else self._failures_count + 1
+            self._list_at_s = self._clock() + LISTING_PAUSES.pause_s(self._failures_count or 1)
         nodes = [node for node in self._nodes if self._endpoints.is_up(node)]
         drawn = crc32(b"%d" % (self._seed + int(now_s / STAY_S)))
         chosen: list[str] = []

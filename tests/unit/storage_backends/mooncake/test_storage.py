@@ -1,8 +1,12 @@
 """The Mooncake store without Mooncake: addresses, batches, and what is known of nodes."""
 
+import json
 import os
 import re
+from base64 import b64encode
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from itertools import permutations
 from threading import Thread
@@ -23,7 +27,7 @@ from unified_cache.storage_backends.mooncake.client import (
 )
 from unified_cache.storage_backends.mooncake.endpoints import (
     LISTING_FRESH_S,
-    LISTING_PAUSE_S,
+    LISTING_PAUSES,
     LOCATION_FRESH_S,
     LOCATIONS_MAX,
     REST,
@@ -33,6 +37,7 @@ from unified_cache.storage_backends.mooncake.endpoints import (
     NodeChoice,
     ReplicaLocation,
 )
+from unified_cache.storage_backends.mooncake.leader import leader_of
 from unified_cache.storage_backends.url import open_storage
 
 if TYPE_CHECKING:
@@ -45,6 +50,27 @@ def item(number: int, object_bytes: int, name: str = "") -> ObjectBuffers:
     return ObjectBuffers(number, name or f"{number}", object_bytes, [0], [object_bytes])
 
 
+@contextmanager
+def answering(status: int, said: str) -> Iterator[int]:
+    """Answer one request over HTTP, at the port returned."""
+
+    class OneReply(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(said.encode())
+
+        def do_POST(self) -> None:
+            self.do_GET()
+
+    with HTTPServer(("127.0.0.1", 0), OneReply) as server:
+        answering = Thread(target=server.handle_request)
+        answering.start()
+        yield server.server_port
+        answering.join()
+
+
 # ---- addresses -----------------------------------------------------------------------------------------------------
 
 
@@ -54,6 +80,10 @@ def test_a_url_names_the_master_and_what_this_process_is_to_it() -> None:
     full = address_of_url(f"//master:1?{options}")
     assert full == MooncakeAddress("master", 1, "10.0.0.2", 2, "rdma", "mlx5_0", "here", 1 << 24, replicas=2)
     assert address_of_url("//master:1?admin=2") == MooncakeAddress("master", 1, admin_port=2)
+    several = address_of_url("etcd://one:1,two:2,three:3?admin=9&replicas=2")
+    members = ("one:1", "two:2", "three:3")
+    assert several == MooncakeAddress("one", 1, admin_port=9, replicas=2, etcd=members)
+    assert several.master == "etcd://one:1;two:2;three:3"
 
 
 @pytest.mark.parametrize(
@@ -73,6 +103,10 @@ def test_a_url_names_the_master_and_what_this_process_is_to_it() -> None:
         "//127.0.0.1:50051?place=anywhere",
         "//127.0.0.1:50051?segment_bytes=1048576",
         "//127.0.0.1:50051?segment_bytes=-1",
+        "//one:1,two:2",
+        "etcd://one:1,two",
+        "etcd://one:1,,two:2",
+        "etcd://one:1,two:2?admin=one:3",
         "//127.0.0.1:50051?replicas=0",
         "//127.0.0.1:50051?replicas=5",
     ],
@@ -102,19 +136,34 @@ def test_a_url_without_a_master_behind_it_and_a_cap_of_our_own_are_refused() -> 
         open_storage("mooncake://127.0.0.1:50051", bytes_max=1)
 
 
+@pytest.mark.parametrize(
+    ("status", "said", "leader"),
+    [
+        (
+            200,
+            {"header": {}, "kvs": [{"key": "aw==", "value": b64encode(b"10.0.0.1:50051").decode()}]},
+            "10.0.0.1:50051",
+        ),
+        (200, {"header": {}}, "no Mooncake master leads"),
+        (503, {"error": "no leader"}, "no member of etcd says"),
+        (200, [], "no member of etcd says"),
+    ],
+)
+def test_the_first_member_of_etcd_that_answers_says_which_master_leads(status: int, said: object, leader: str) -> None:
+    with answering(status, json.dumps(said)) as port:
+        members = (f"127.0.0.1:{PORT_OF_NOBODY}", f"127.0.0.1:{port}")
+        try:
+            found = ":".join(map(str, leader_of(members)))
+        except StorageError as error:
+            found = str(error)
+            assert all(member in found for member in members) == (leader == "no member of etcd says")
+        assert found.startswith(leader)
+
+
 @pytest.mark.parametrize(("said", "capacity_bytes"), [("0", None), ("4096", 4096), ("none", None)])
 def test_the_cap_of_a_cluster_whose_nodes_are_not_there_yet_is_not_known(said: str, capacity_bytes: int | None) -> None:
-    class Metrics(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(f"master_total_capacity_bytes {said}\n".encode())
-
-    with HTTPServer(("127.0.0.1", 0), Metrics) as server:
-        answering = Thread(target=server.handle_request)
-        answering.start()
-        assert MasterAdmin("127.0.0.1", server.server_port).capacity_bytes() == capacity_bytes
-        answering.join()
+    with answering(200, f"master_total_capacity_bytes {said}\n") as port:
+        assert MasterAdmin(MooncakeAddress("127.0.0.1", 1, admin_port=port)).capacity_bytes() == capacity_bytes
 
 
 # ---- batches -------------------------------------------------------------------------------------------------------
@@ -284,11 +333,11 @@ def test_nodes_that_come_and_go_are_noticed_and_a_master_that_lists_none_is_seld
     clock.now_s += LISTING_FRESH_S
     assert choice.nodes(1) == ["b"]
     lister.nodes = frozenset()
-    clock.now_s += LISTING_FRESH_S
-    assert choice.nodes(1) == []
     before = lister.asked_count
-    clock.now_s += LISTING_PAUSE_S / 2
-    assert (choice.nodes(1), lister.asked_count) == ([], before)
+    for _ in range(100):
+        clock.now_s += LISTING_FRESH_S
+        assert choice.nodes(1) == ["b"], "those it had are believed"
+    assert lister.asked_count - before < 100 * LISTING_FRESH_S / LISTING_PAUSES.max_s + 6
     lister.nodes = frozenset({"c"})
-    clock.now_s += LISTING_PAUSE_S / 2
+    clock.now_s += LISTING_PAUSES.max_s
     assert choice.nodes(1) == ["c"]
