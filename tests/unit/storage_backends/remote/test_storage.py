@@ -1,8 +1,11 @@
 """The client of the service: its URL, where pages go, and what it makes of servers that fail."""
 
 import gc
+import platform
 import random
 import socket
+import subprocess
+import sys
 import threading
 import time
 import weakref
@@ -184,6 +187,27 @@ def test_pages_that_fit_into_one_message_are_put_by_one() -> None:
         assert len(messages) == (2 if pages_count > 3 else 1)
         joined = b"".join([first.content, *(decoded(message).content for message in messages[1:])])
         assert joined == b"".join(buffer for _, (buffer,) in content)
+
+
+FREED = """
+import resource
+from unified_cache.storage_backends.url import open_storage
+
+def faults_so_far():
+    messages = [b"x" * (1 << 20) for _ in range(4)]
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+store = open_storage("grpc://127.0.0.1:1")
+faults_so_far()
+print(-faults_so_far() + faults_so_far())
+"""
+"""Prints the page faults of messages that come after as many that were freed."""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another malloc")
+def test_a_process_with_a_client_uses_the_memory_of_freed_messages_again() -> None:
+    done = subprocess.run([sys.executable, "-c", FREED], capture_output=True, text=True, check=True, timeout=60)
+    assert int(done.stdout) < 256, "of each message a page fault for every 4 KiB"
 
 
 @contextmanager
