@@ -29,7 +29,7 @@ from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.offline import listing, upkeep
 from unified_cache.storage_backends.offline.listing import ReadObject
-from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, Store
+from unified_cache.storage_backends.protocol import Answer, Capability, PageIO, Store
 
 TOKENS = {number: np.random.default_rng(number).integers(0, 1000, PAGES * PAGE_SIZE).tolist() for number in (1, 2)}
 TENANT = Namespace(tenant="acme")
@@ -192,31 +192,13 @@ def faulty(rest: str, bytes_max: int | None) -> ForgetfulStorage:
     return ForgetfulStorage(bytes_max)
 
 
-class LeastStorage(Store):
-    """Has the four methods that a store must have, and no other."""
-
-    def __init__(self) -> None:
-        self._pages = MemoryStorage(None)
-
-    def exists(self, labels: Sequence[Label]) -> list[Answer]:
-        return self._pages.exists(labels)
-
-    def get(self, pages: Sequence[PageIO]) -> list[Answer]:
-        return self._pages.get(pages)
-
-    def put(self, pages: Sequence[PageIO], level: Level) -> list[Answer]:
-        return self._pages.put(pages, level)
-
-    def remove(self, labels: Sequence[Label]) -> int:
-        return self._pages.remove(labels)
-
-
-def least(_rest: str, _bytes_max: int | None) -> LeastStorage:
-    return LeastStorage()
-
-
-def test_of_a_backend_of_four_methods_what_it_does_not_list_is_not_tried() -> None:
-    said = ask("conformance", "tests.e2e.test_storage_commands:least", "--json")
+@pytest.mark.parametrize("options", [(), ("--keys-only",)])
+def test_of_a_backend_of_four_methods_what_it_does_not_list_is_not_tried_and_a_run_does_not_hinder_the_next(
+    options: tuple[str, ...], tmp_path: Path
+) -> None:
+    url = f"tests.contract.own_store:SqliteStore:{tmp_path / 'pages.db'}"
+    assert ask("conformance", url, *options).status == 0
+    said = ask("conformance", url, *options, "--json")
     verdicts = {promise["promise"]: promise["verdict"] for promise in json.loads(said.out)["promises"]}
     assert [promise for promise, verdict in verdicts.items() if verdict == "skip"] == [
         "a scan lists every object of one identity and of no other",

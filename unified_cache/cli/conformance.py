@@ -167,8 +167,7 @@ def try_promises(
 def _try(test: _Test, open_backend: Callable[[], Store]) -> None:
     with closing(open_backend()) as storage:
         storage_contract.open_for_contract(storage)
-        for identity in _OWN_IDENTITIES if storage_contract.lists(storage) else ():
-            storage.remove([found.label for found in storage_contract.listing(storage, identity)])
+        storage_contract.remove_all(storage)
         test(storage)
 
 

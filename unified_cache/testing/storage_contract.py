@@ -40,6 +40,8 @@ PAGE_BYTES = HEADER_BYTES + 1000
 
 POOLS = ("kv", "kv_index")
 
+NUMBERS_MAX = 100
+"""More than the pages of a pool that a store is given which does not list what it has."""
 
 LAYOUT = ModelLayout(
     page_size=64,
@@ -113,6 +115,15 @@ def open_for_contract(storage: Store) -> Store:
     for model in (MODEL, OTHER_MODEL):
         storage.register(manifest_of(model, LAYOUT), {})
     return storage
+
+
+def remove_all(storage: Store) -> None:
+    """Remove what an earlier run has stored; from a store that does not list what it has, by name."""
+    for model in (MODEL, OTHER_MODEL):
+        if lists(storage):
+            storage.remove([found.label for found in listing(storage, model.digest(LAYOUT))])
+        else:
+            storage.remove([label(number, pool, model) for number in range(NUMBERS_MAX) for pool in POOLS])
 
 
 class KeysOnlyContract:
