@@ -1,4 +1,4 @@
-"""Our stores beside LMCache's, on one core: rates, and what each makes of flipped bits and of a restart.
+"""Our stores and service beside LMCache's, on one core: rates, and what each makes of flipped bits and of a restart.
 
 Every store has a process of its own; they take turns. LMCache 0.5.6 runs in a Python of its own, which
 UNIFIED_CACHE_LMCACHE_PYTHON names (``pip install --no-deps lmcache==0.5.6``, torch, and what its imports ask for);
@@ -10,11 +10,12 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
 from types import TracebackType
+from typing import NamedTuple
 
 from benchmarks.measure import Comparison, Figure, Spread
 from benchmarks.plan import BenchmarkPlan
@@ -22,12 +23,29 @@ from benchmarks.plan import BenchmarkPlan
 ROOT = Path(__file__).resolve().parent.parent
 PYTHON = "UNIFIED_CACHE_LMCACHE_PYTHON"
 CORE = 0
+END_S = 30.0
+"""Time for a store, and its server, to end."""
 SIZES = ((64, 256), (1024, 48), (4096, 16))
 """KiB of a page, and pages of a turn."""
 
 OURS, THEIRS = ("file", "packed"), ("fs_native", "local_disk")
 RATES = {"put": 1.0, "get": 0.75}
 """What is measured in MB/s, and which part of ``fs_native`` is wanted."""
+
+SERVED = "grpc"
+"""Our service over ``file:``; beside it gRPC alone with messages as long, and the Python server of LMCache."""
+BARE = "bare"
+
+
+class Rivals(NamedTuple):
+    """Stores that take turns, and the part of each rate of the first of theirs that is wanted of ours."""
+
+    ours: Sequence[str]
+    theirs: Sequence[str]
+    wanted: Mapping[str, float]
+
+
+RIVALS = (Rivals(OURS, THEIRS, RATES), Rivals((SERVED,), (BARE, "lm"), {"put": 0.9, "get": 0.9}))
 
 FLIPPED = 16
 NEXT, FLIPS = "found by the next process", f"{FLIPPED} flipped bits handed out as hits"
@@ -43,11 +61,13 @@ def lmcache_figures(plan: BenchmarkPlan) -> Iterator[Figure]:
         return
     for kib, pages in SIZES:
         with _directory(plan) as place, ExitStack() as opened:
-            stores = {
-                kind: opened.enter_context(StoreProcess(kind, Path(place) / kind, kib << 10, pages))
-                for kind in (*OURS, *THEIRS)
-            }
-            yield from _rate_figures(f"{kib} KiB" if kib < 1024 else f"{kib >> 10} MiB", _turns(stores, plan, pages))
+            for rivals in RIVALS:
+                stores = {
+                    kind: opened.enter_context(StoreProcess(kind, Path(place) / kind, kib << 10, pages))
+                    for kind in (*rivals.ours, *rivals.theirs)
+                }
+                size = f"{kib} KiB" if kib < 1024 else f"{kib >> 10} MiB"
+                yield from _rate_figures(size, _turns(stores, plan, pages), rivals)
     with _directory(plan) as place:
         kept = {kind: _kept_pages(kind, Path(place) / kind) for kind in (*OURS, *THEIRS)}
     for kind in OURS:
@@ -73,21 +93,30 @@ def _turns(stores: "dict[str, StoreProcess]", plan: BenchmarkPlan, pages: int) -
     return taken
 
 
-def _rate_figures(size: str, turns: dict[str, list[Turn]]) -> Iterator[Figure]:
-    for kind in OURS:
-        for name in (*RATES, "exists"):
+def _rate_figures(size: str, turns: dict[str, list[Turn]], rivals: Rivals) -> Iterator[Figure]:
+    for kind in rivals.ours:
+        for name in (*RATES, "exists", "one"):
             ours = [turn[name] for turn in turns[kind]]
-            against = tuple(_comparison(each, name, ours, [turn[name] for turn in turns[each]]) for each in THEIRS)
+            against = tuple(
+                _comparison(each, name, ours, [turn[name] for turn in turns[each]], {} if number else rivals.wanted)
+                for number, each in enumerate(rivals.theirs)
+            )
             unit = "MB/s" if name in RATES else "us"
-            processor = f"{median(turn[f'{name}_s_per_gb'] for turn in turns[kind]):.2f} s/GB of processor"
+            own, served = (
+                median(turn[f"{name}_{each}"] for turn in turns[kind]) for each in ("s_per_gb", "served_s_per_gb")
+            )
+            processor = f"{own:.2f} s/GB of processor" + (f", {served:.2f} of the server's" if served else "")
             note = processor if name in RATES else "ratio: their time by ours"
-            yield Figure("lmcache", f"{kind}: {name}, pages of {size}", unit, Spread.of(ours), against, note)
+            called = "look-up of one page" if name == "one" else name
+            yield Figure("lmcache", f"{kind}: {called}, pages of {size}", unit, Spread.of(ours), against, note)
 
 
-def _comparison(kind: str, name: str, ours: Sequence[float], theirs: Sequence[float]) -> Comparison:
+def _comparison(
+    kind: str, name: str, ours: Sequence[float], theirs: Sequence[float], wanted: Mapping[str, float]
+) -> Comparison:
     ratio = median(own / their for own, their in zip(ours, theirs, strict=True))
-    wanted = RATES.get(name) if kind == THEIRS[0] else None
-    return Comparison(f"LMCache {kind}", median(theirs), ratio if name in RATES else 1 / ratio, at_least=wanted)
+    against = "bare gRPC" if kind == BARE else f"LMCache {kind}"
+    return Comparison(against, median(theirs), ratio if name in RATES else 1 / ratio, at_least=wanted.get(name))
 
 
 def _kept_pages(kind: str, root: Path) -> dict[str, float]:
@@ -108,7 +137,8 @@ class StoreProcess:
 
     def __init__(self, kind: str, root: Path, page_bytes: int, pages: int) -> None:
         root.mkdir(exist_ok=True)
-        module, python = ("ours", sys.executable) if kind in OURS else ("theirs", os.environ[PYTHON])
+        is_ours = kind in (*OURS, SERVED, BARE)
+        module, python = ("ours", sys.executable) if is_ours else ("theirs", os.environ[PYTHON])
         command = [python, "-m", f"benchmarks.lmcache_{module}", kind, str(root), str(page_bytes), str(pages)]
         variables = {"LMCACHE_LOG_LEVEL": "ERROR", "LMCACHE_TRACK_USAGE": "false", "PYTHONPATH": str(ROOT)}
         self._process = subprocess.Popen(
@@ -116,7 +146,7 @@ class StoreProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, **variables},
+            env={name: value for name, value in os.environ.items() if name != PYTHON} | variables,
         )
 
     def ask(self, name: str, number: int) -> Turn:
@@ -136,5 +166,10 @@ class StoreProcess:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._process.kill()
-        self._process.wait()
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()

@@ -9,9 +9,13 @@ import json
 import os
 import random
 import resource
+import signal
+import socket
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -20,6 +24,8 @@ WAIT_S = 60.0
 """Longest wait for a batch."""
 
 HEAD_BYTES = 8
+ONES = 64
+"""Pages that are looked up one by one."""
 
 Found = Sequence[memoryview | None]
 """Bytes of each page asked for; None for a miss. They hold until the next call."""
@@ -30,6 +36,8 @@ class PageStore(Protocol):
 
     sources: list[memoryview]
     """Memory of a batch of pages to be put."""
+    server: subprocess.Popen[str] | None
+    """The server that has the pages; None where this process has them."""
 
     def put(self, pages: Sequence[int]) -> None:
         """Put what ``sources`` hold; return when the store has it."""
@@ -59,15 +67,28 @@ class StoreChild:
         """Put, get in disorder and look up as many pages as it has, from ``first`` on; return rates, MB/s and us."""
         order = list(range(first, first + self._pages))
         megabytes, taken = self._pages * self._page_bytes / 1e6, {}
-        for name, call in (("put", self._put), ("get", self._get), ("exists", self._exists)):
-            processor_s, began_s = processor(), time.perf_counter()
-            for start in range(0, self._pages, BATCH_PAGES):
-                call(order[start : start + BATCH_PAGES])
+        batches = [order[start : start + BATCH_PAGES] for start in range(0, self._pages, BATCH_PAGES)]
+        for name, call in (("put", self._put), ("get", self._get), ("exists", self._exists), ("one", self._exists)):
+            processor_s, served_s, began_s = processor(), self._served_s(), time.perf_counter()
+            for pages in batches if name != "one" else ([page] for page in order[:ONES]):
+                call(pages)
             seconds = time.perf_counter() - began_s
-            taken[name] = seconds / self._pages * 1e6 if name == "exists" else megabytes / seconds
+            if name == "one":
+                taken[name] = seconds / min(ONES, self._pages) * 1e6
+            else:
+                taken[name] = seconds / self._pages * 1e6 if name == "exists" else megabytes / seconds
             taken[f"{name}_s_per_gb"] = (processor() - processor_s) / megabytes * 1e3
+            taken[f"{name}_served_s_per_gb"] = (self._served_s() - served_s) / megabytes * 1e3
             random.Random(first).shuffle(order)
+            batches = [order[start : start + BATCH_PAGES] for start in range(0, self._pages, BATCH_PAGES)]
         return taken
+
+    def _served_s(self) -> float:
+        """Return the seconds that the threads of the server have computed."""
+        if self._store.server is None:
+            return 0.0
+        threads = Path(f"/proc/{self._store.server.pid}/task").iterdir()
+        return sum(int((thread / "schedstat").read_text().split()[0]) for thread in threads) / 1e9
 
     def found(self, first: int) -> dict[str, int]:
         """Return how many pages are right, missed, and wrong."""
@@ -134,8 +155,30 @@ def serve(store: PageStore, root: Path, page_bytes: int, pages: int) -> None:
         "found": child.found,
         "flip": child.flip,
     }
-    for line in sys.stdin:
-        name, number = line.split()
-        sys.stdout.write(f"{json.dumps(asked[name](int(number)))}\n")
-        sys.stdout.flush()
+    try:
+        for line in sys.stdin:
+            name, number = line.split()
+            sys.stdout.write(f"{json.dumps(asked[name](int(number)))}\n")
+            sys.stdout.flush()
+    finally:
+        if store.server is not None:
+            store.server.send_signal(signal.SIGTERM)
     os._exit(0)  # LMCache's threads wait for no end
+
+
+def serve_beside(command: Sequence[str], port: int) -> subprocess.Popen[str]:
+    """Start a server, on the core that this process is on, and wait until it listens."""
+    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, text=True)
+    end_s = time.monotonic() + WAIT_S
+    while True:
+        with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+            return server
+        assert server.poll() is None, f"{command} has ended"
+        assert time.monotonic() < end_s, f"{command} does not listen"
+        time.sleep(0.1)
+
+
+def free_port() -> int:
+    """Return a port that nobody listens at now."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])

@@ -22,14 +22,26 @@ from lmcache.v1.memory_management import MemoryFormat, MemoryObj
 from lmcache.v1.metadata import LMCacheMetadata
 from lmcache.v1.storage_backend.local_cpu_backend import LocalCPUBackend
 from lmcache.v1.storage_backend.local_disk_backend import LocalDiskBackend
+from lmcache.v1.storage_backend.remote_backend import RemoteBackend
 
-from benchmarks.lmcache_child import BATCH_PAGES, WAIT_S, Found, PageStore, digest_of, serve
+from benchmarks.lmcache_child import (
+    BATCH_PAGES,
+    WAIT_S,
+    Found,
+    PageStore,
+    digest_of,
+    free_port,
+    serve,
+    serve_beside,
+)
 
 _T = TypeVar("_T")
 
 
 class NativeFiles:
     """``fs_native``, the C++ reader and writer of files below ``lmcache server``."""
+
+    server = None
 
     def __init__(self, root: str, page_bytes: int) -> None:
         shape = torch.Size([2, 1, 16, page_bytes // 64])
@@ -76,9 +88,13 @@ class NativeFiles:
 
 
 class LocalDisk:
-    """``local_disk``, the documented disk tier of LMCache in an engine's process."""
+    """``local_disk``, the documented disk tier of LMCache in an engine's process; or ``lm://``, its Python server."""
 
-    def __init__(self, root: str, page_bytes: int) -> None:
+    def __init__(self, root: str, page_bytes: int, port: int | None = None) -> None:
+        self.server = None
+        if port is not None:
+            command = [sys.executable, "-m", "lmcache.v1.server", "127.0.0.1", str(port), "cpu"]
+            self.server = serve_beside(command, port)
         heads = page_bytes // 64
         metadata = LMCacheMetadata("bench", 1, 1, 0, 0, torch.bfloat16, (1, 2, 16, 1, heads), chunk_size=16)
         config = LMCacheEngineConfig.from_defaults(
@@ -87,11 +103,15 @@ class LocalDisk:
             max_local_cpu_size=max(0.1, 4 * BATCH_PAGES * page_bytes / 2**30),
             local_disk=root,
             max_local_disk_size=16.0,
+            **({} if port is None else {"remote_url": f"lm://127.0.0.1:{port}", "remote_serde": "naive"}),
         )
         loop = asyncio.new_event_loop()
         threading.Thread(target=loop.run_forever, daemon=True).start()
         memory = LocalCPUBackend(config, metadata, dst_device="cpu")
-        self._disk = LocalDiskBackend(config, loop, memory, dst_device="cpu", metadata=metadata)
+        if port is None:
+            self._disk = LocalDiskBackend(config, loop, memory, dst_device="cpu", metadata=metadata)
+        else:
+            self._disk = RemoteBackend(config, metadata, loop, memory, dst_device="cpu")
         shape = torch.Size([2, 1, 16, heads])
         self._from = [memory.allocate(shape, torch.bfloat16, MemoryFormat.KV_2LTD) for _ in range(BATCH_PAGES)]
         self.sources = [memoryview(each.byte_array).cast("B") for each in self._from]
@@ -119,5 +139,9 @@ class LocalDisk:
 
 if __name__ == "__main__":
     kind, root, page_bytes, pages = sys.argv[1:]
-    opened: PageStore = (NativeFiles if kind == "fs_native" else LocalDisk)(root, int(page_bytes))
+    opened: PageStore
+    if kind == "fs_native":
+        opened = NativeFiles(root, int(page_bytes))
+    else:
+        opened = LocalDisk(root, int(page_bytes), free_port() if kind == "lm" else None)
     serve(opened, Path(root), int(page_bytes), int(pages))

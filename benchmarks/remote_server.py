@@ -1,6 +1,7 @@
 """The other end of ``benchmarks.remote``, in a process of its own: the service, bare gRPC, and bare TCP."""
 
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -69,7 +70,8 @@ class BareServicer:
 
     def messages(self, total_bytes: int) -> Sequence[bytes]:
         if total_bytes not in self._made:
-            self._made = {total_bytes: [bytes([n % 256]) * PART_BYTES for n in range(total_bytes // PART_BYTES)]}
+            count = -(-total_bytes // PART_BYTES)
+            self._made = {total_bytes: [bytes([n % 256]) * (total_bytes // count) for n in range(count)]}
         return self._made[total_bytes]
 
     def get(self, request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
@@ -131,3 +133,12 @@ def serve(ports: "Connection[ListeningPorts, None]") -> None:
             connection, _ = listener.accept()
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             threading.Thread(target=bare.answer, args=(connection,), daemon=True).start()
+
+
+if __name__ == "__main__":
+    keep_freed_memory()
+    bare = grpc.server(ThreadPoolExecutor(THREADS), options=Limits().channel_options())
+    bare.add_generic_rpc_handlers((BareServicer().methods(),))
+    bare.add_insecure_port(f"127.0.0.1:{sys.argv[1]}")
+    bare.start()
+    bare.wait_for_termination()
