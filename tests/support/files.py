@@ -4,7 +4,7 @@ import errno
 import os
 import socket
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from enum import Enum
 from functools import partial
@@ -169,7 +169,7 @@ class FaultyDisk(Disk):
     It waits for no sync: without a loss of power nobody sees the difference, and a loop takes seconds, not minutes.
     """
 
-    def __init__(self, fault: DiskFault = DiskFault.EIO, failing: range = range(0), only: str = "") -> None:
+    def __init__(self, fault: DiskFault = DiskFault.EIO, failing: Container[int] = (), only: str = "") -> None:
         self.fault = fault
         self.failing = failing
         self.only = only
