@@ -53,7 +53,7 @@ CACHES := .mypy_cache .pytest_cache .ruff_cache .hypothesis
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: api run replay quick test test-long libraries oldest newest check static release sim mutants soak-service e2e-events e2e-sglang e2e-vllm bench-sglang bench-vllm bench gpu fmt proto clean help
+.PHONY: api run replay quick test test-long libraries oldest newest check static release sim mutants soak-service e2e-events e2e-sglang e2e-vllm engines bench-sglang bench-vllm bench gpu fmt proto clean help
 
 run: $(DEMO_READY)  ## a real model reads a document, loses memory and process, and answers at once; make run ARGS="..." adds flags
 	@$(BIN)/unified-cache demo --report build/demo $(ARGS)
@@ -127,6 +127,9 @@ e2e-vllm: $(READY) $(DEMO_READY) libraries  ## run vLLM on the CPU over our stor
 	@$(BIN)/python -m tests.engines.vllm.installation
 	@$(BIN)/python -m pytest -p no:cacheprovider -o python_files='check_*.py' -o python_functions='check_*' --timeout 1800 \
 		-v tests/engines/vllm $(ARGS)
+
+engines: $(READY) $(DEMO_READY) libraries  ## run every version of the engines that we promise over our stores, with their own tests, for hours
+	@$(BIN)/python -m tests.engines.versions $(ARGS)
 
 bench-vllm: $(READY)  ## measure our stores under vLLM's own manager beside its fs tier
 	@PYTHONPATH=$(CURDIR) $$($(BIN)/python -m tests.engines.vllm.installation) -m benchmarks.vllm_tiers $(ARGS)

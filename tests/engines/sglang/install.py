@@ -1,6 +1,7 @@
 """SGLang beside the repository: its wheel unpacked, and an environment with the packages that its caches import.
 
-UNIFIED_CACHE_SGLANG_HOME    directory of both; ~/.cache/unified-cache/sglang-0.5.23 unless it is set
+UNIFIED_CACHE_SGLANG_VERSION    the version; 0.5.23 unless it is set
+UNIFIED_CACHE_SGLANG_HOME       directory of both; ~/.cache/unified-cache/sglang-0.5.23 unless it is set
 """
 
 import os
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+VERSION_VARIABLE = "UNIFIED_CACHE_SGLANG_VERSION"
 VERSION = "0.5.23"
 VARIABLE = "UNIFIED_CACHE_SGLANG_HOME"
 
@@ -50,9 +52,14 @@ class Installation:
         }
 
 
+def version() -> str:
+    """Return the version that the checks run under."""
+    return os.environ.get(VERSION_VARIABLE) or VERSION
+
+
 def installation() -> Installation:
     """Return where the engine is, or would be installed."""
-    default = Path.home() / ".cache" / "unified-cache" / f"sglang-{VERSION}"
+    default = Path.home() / ".cache" / "unified-cache" / f"sglang-{version()}"
     return Installation(Path(os.environ.get(VARIABLE) or default))
 
 
@@ -62,8 +69,8 @@ def install() -> Installation:
     found.root.mkdir(parents=True, exist_ok=True)
     if not (found.wheel / "sglang").is_dir():
         downloads = found.root / "dl"
-        _run(sys.executable, "-m", "pip", "download", "-q", "--no-deps", f"sglang=={VERSION}", "-d", str(downloads))
-        (wheel,) = downloads.glob(f"sglang-{VERSION}-*.whl")
+        _run(sys.executable, "-m", "pip", "download", "-q", "--no-deps", f"sglang=={version()}", "-d", str(downloads))
+        (wheel,) = downloads.glob(f"sglang-{version()}-*.whl")
         with zipfile.ZipFile(wheel) as archive:
             archive.extractall(found.wheel)
     ready, wanted = found.root / "packages", REQUIREMENTS.read_text(encoding="utf-8").strip()

@@ -1,5 +1,6 @@
 """Versions of engines that we do not run under are refused in one line; what only some of them have is asked for."""
 
+import logging
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -8,6 +9,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from unified_cache.core.errors import ConfigError
+from unified_cache.integrations.ranges import VersionRange
 from unified_cache.integrations.sglang.versions import decode_context_size, shares_memory
 
 
@@ -22,20 +24,33 @@ def install(monkeypatch: pytest.MonkeyPatch, names: Sequence[str], version: str)
 @pytest.mark.parametrize("name", ["tier", "connector"])
 def test_another_vllm_is_refused_with_our_versions_and_its_own(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     install(monkeypatch, ["vllm", "vllm.version"], "0.30.0")
-    with pytest.raises(ConfigError, match=r"needs vLLM 0\.32 or 0\.33, found vLLM 0\.30\.0: .*vllm"):
+    line = r"checked with vLLM 0\.31 to 0\.33, see docs/vllm\.md#versions; found vLLM 0\.30\.0, which lacks .*vllm"
+    with pytest.raises(ConfigError, match=line):
         import_module(f"unified_cache.integrations.vllm.{name}")
 
 
 @pytest.mark.parametrize(
     ("name", "supported"),
-    [("UnifiedCacheHiCache", r"0\.5\.19 to 0\.5\.23"), ("UnifiedCacheExternalLinker", r"0\.5\.23")],
+    [("UnifiedCacheHiCache", r"0\.5\.21 to 0\.5\.23"), ("UnifiedCacheExternalLinker", r"0\.5\.23")],
 )
 def test_another_sglang_is_refused_with_our_versions_and_its_own(
     monkeypatch: pytest.MonkeyPatch, name: str, supported: str
 ) -> None:
     install(monkeypatch, ["sglang", "sglang.version"], "0.5.18")
-    with pytest.raises(ConfigError, match=rf"{name} needs SGLang {supported}, found SGLang 0\.5\.18: .*sglang"):
+    line = rf"{name} is checked with SGLang {supported}, see .*; found SGLang 0\.5\.18, which lacks .*sglang"
+    with pytest.raises(ConfigError, match=line):
         vars(import_module("unified_cache.integrations.sglang"))["__getattr__"](name)
+
+
+@pytest.mark.parametrize(
+    ("found", "warned"),
+    [("0.30.2", True), ("0.31.0", False), ("0.33.1rc2+cpu", False), ("0.34.0", True), ("1.0", True), ("dev", True)],
+)
+def test_a_version_outside_the_range_gets_one_line(caplog: pytest.LogCaptureFixture, found: str, warned: bool) -> None:
+    checked = VersionRange("Tier", "vLLM", "0.31", "0.33", "docs/vllm.md")
+    with caplog.at_level(logging.WARNING):
+        checked.warn(found)
+    assert caplog.messages == [checked.line(found)] * warned
 
 
 def test_what_an_older_sglang_does_not_say_is_what_it_does_not_have() -> None:

@@ -114,6 +114,22 @@ def test_what_the_first_generation_stores_it_gets_back(start: Start, kind: type[
     assert not engine.storage.batch_get_v1(hashes(1, "absent"), pool.indices([20]))[0]
 
 
+@pytest.mark.parametrize("kind", [TensorPool, FlatPool])
+def test_a_page_beyond_the_pool_is_neither_stored_nor_read(start: Start, kind: type[TensorPool]) -> None:
+    engine, keys = start({"kv": kind(SLOTS)}), hashes(2)
+    beyond = engine.pools["kv"].indices([0, SLOTS])
+    assert engine.storage.batch_set_v1(keys, beyond) == [False] * 2
+    assert engine.storage.batch_exists(keys) == 0
+    assert engine.storage.batch_get_v1(keys, beyond) == [False] * 2
+
+
+def test_a_pool_that_the_engine_made_otherwise_ends_its_start(start: Start) -> None:
+    pool = TensorPool(SLOTS)
+    del pool.size
+    with pytest.raises(AttributeError, match="size"):
+        start({"kv": pool})
+
+
 def test_a_pool_of_block_groups_is_left_out_of_the_verdict(start: Start) -> None:
     engine, keys = start({"kv": TensorPool(SLOTS), "indexer": TensorPool(SLOTS)}), hashes(3)
     engine.storage.batch_set_v1(keys, engine.pools["kv"].indices(range(3)))

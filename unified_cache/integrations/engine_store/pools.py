@@ -109,8 +109,7 @@ class AffineRows(PageRows):
 
     def rows_to_store(self, slots: Sequence[int]) -> list[Rows]:
         """Return the pages themselves; nothing is copied."""
-        if slots and not (min(slots) >= 0 and max(slots) < self._slots_count):
-            raise InputError(f"expected slots in [0, {self._slots_count}), found {min(slots)} to {max(slots)}")
+        check_slots(slots, self._slots_count)
         if len(self._cuts) == 1:
             view, stride, size = self._cuts[0]
             return [(view[slot * stride : slot * stride + size],) for slot in slots]
@@ -122,13 +121,21 @@ class AffineRows(PageRows):
 class AskedRows(PageRows):
     """Pages of a pool whose addresses follow no rule, or move: the engine is asked at every call."""
 
-    def __init__(self, locate: Locate, buffers_bytes: Sequence[int]) -> None:
+    def __init__(self, locate: Locate, buffers_bytes: Sequence[int], slots_count: int) -> None:
         self._locate = locate
+        self._slots_count = slots_count
         self.buffers_bytes = tuple(buffers_bytes)
 
     def rows_to_store(self, slots: Sequence[int]) -> list[Rows]:
         """Return the pages themselves, where they lie now."""
+        check_slots(slots, self._slots_count)
         return rows_at(self._locate, slots) if slots else []
+
+
+def check_slots(slots: Sequence[int], count: int) -> None:
+    """Raise InputError for slots that a pool of ``count`` pages does not have."""
+    if slots and not (min(slots) >= 0 and max(slots) < count):
+        raise InputError(f"expected slots in [0, {count}), found {min(slots)} to {max(slots)}")
 
 
 def rows_at(locate: Locate, slots: Sequence[int]) -> list[Rows]:

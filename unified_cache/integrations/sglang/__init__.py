@@ -28,7 +28,7 @@ Importing this package imports no SGLang; asking it for one of the two classes d
 from importlib import import_module
 
 from unified_cache.core.errors import ConfigError
-from unified_cache.integrations.sglang.versions import SUPPORTED
+from unified_cache.integrations.sglang.versions import CHECKED
 
 __all__ = ["UnifiedCacheExternalLinker", "UnifiedCacheHiCache"]  # pyright: ignore[reportUnsupportedDunderAll]  # made by __getattr__
 
@@ -37,12 +37,14 @@ def __getattr__(name: str) -> object:
     """Import the class that SGLang asks for, and SGLang with it.
 
     Raises:
-        ConfigError: SGLang has another version than it is written for.
+        ConfigError: SGLang lacks what the class needs. A version that it is not checked with gets one line.
     """
     if name not in __all__:
         raise AttributeError(f"module {__name__} has no attribute {name!r}")
+    found, checked = str(vars(import_module("sglang.version"))["__version__"]), CHECKED[name]
     try:
-        return vars(import_module(f"{__name__}.{'hicache' if name == 'UnifiedCacheHiCache' else 'linker'}"))[name]
+        cls = vars(import_module(f"{__name__}.{'hicache' if name == 'UnifiedCacheHiCache' else 'linker'}"))[name]
     except ImportError as error:
-        found = vars(import_module("sglang.version"))["__version__"]
-        raise ConfigError(f"{name} needs SGLang {SUPPORTED[name]}, found SGLang {found}: {error}") from error
+        raise ConfigError(f"{checked.line(found)}, which lacks what it needs: {error}") from error
+    checked.warn(found)
+    return cls

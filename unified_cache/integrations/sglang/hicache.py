@@ -115,7 +115,11 @@ class UnifiedCacheHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is no
             )
 
     def _add(self, name: str, pool: "HostKVCache") -> None:
-        self._safely(lambda: self._take(name, pool), None)
+        """Take a pool; what SGLang does not have that it should is raised: nothing would be stored."""
+        try:
+            self._take(name, pool)
+        except InputError as error:
+            logger.error("pages of %s are not stored: %s", name, error)
 
     def _take(self, name: str, pool: "HostKVCache") -> None:
         """Take a pool, or another one of the same name. A pool that cannot be stored is one that nothing is found of.

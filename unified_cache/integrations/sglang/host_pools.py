@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from unified_cache.core.errors import InputError
-from unified_cache.integrations.engine_store.pools import AffineRows, AskedRows, PageRows, Rows
+from unified_cache.integrations.engine_store.pools import AffineRows, AskedRows, PageRows, Rows, check_slots
 from unified_cache.integrations.sglang.versions import shares_memory
 
 if TYPE_CHECKING:
@@ -33,8 +33,9 @@ def rows_of_pool(pool: "HostKVCache") -> PageRows | None:
         return CopiedRows.of(pool)
     if located is None:
         return CopiedRows.of(pool) if pool.get_dummy_flat_data_page().numel() else None
-    rows = None if shares_memory(pool) else AffineRows.learn(locate, pool.size // pool.page_size)
-    return rows or AskedRows(locate, located[1])
+    slots_count = pool.size // pool.page_size
+    rows = None if shares_memory(pool) else AffineRows.learn(locate, slots_count)
+    return rows or AskedRows(locate, located[1], slots_count)
 
 
 class CopiedRows(PageRows):
@@ -67,10 +68,12 @@ class CopiedRows(PageRows):
 
     def rows_to_store(self, slots: Sequence[int]) -> list[Rows]:
         """Return copies of the pages."""
+        check_slots(slots, self._pool.size // self._pool.page_size)
         return [(self._bytes(self._pool.get_data_page(slot * self._pool.page_size, flat=True)),) for slot in slots]
 
     def rows_to_fill(self, slots: Sequence[int]) -> list[Rows]:
         """Return new memory for the pages."""
+        check_slots(slots, self._pool.size // self._pool.page_size)
         return [(memoryview(bytearray(self._page_bytes)),) for _ in slots]
 
     def publish(self, slots: Sequence[int], rows: Sequence[Rows], filled: Sequence[bool]) -> None:

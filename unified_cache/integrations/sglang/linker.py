@@ -47,6 +47,9 @@ if TYPE_CHECKING:
     from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
     from sglang.srt.server_args import ServerArgs
 
+if "record_offload_ready" not in vars(UnifiedCacheLinker):
+    raise ImportError("a linker that tells when pages may be read")
+
 logger = logging.getLogger(__name__)
 device_module = get_device_module()
 

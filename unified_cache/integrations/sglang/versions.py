@@ -3,15 +3,22 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from unified_cache.integrations.ranges import VersionRange
+
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig  # pyright: ignore[reportMissingImports]
     from sglang.srt.mem_cache.pool_host.base import HostKVCache  # pyright: ignore[reportMissingImports]
 
-SUPPORTED: Mapping[str, str] = {
-    "UnifiedCacheExternalLinker": "0.5.23",
-    "UnifiedCacheHiCache": "0.5.19 to 0.5.23",
+_DOCUMENT = "docs/sglang.md#versions"
+
+CHECKED: Mapping[str, VersionRange] = {
+    each.name: each
+    for each in (
+        VersionRange("UnifiedCacheExternalLinker", "SGLang", "0.5.23", "0.5.23", _DOCUMENT),
+        VersionRange("UnifiedCacheHiCache", "SGLang", "0.5.21", "0.5.23", _DOCUMENT),
+    )
 }
-"""Versions that the class of either way in ran under; before 0.5.23 SGLang loads no linker but its own."""
+"""Versions that ``make engines`` runs, by class; before 0.5.23 SGLang loads no linker but its own."""
 
 
 def decode_context_size(config: "HiCacheStorageConfig") -> int:

@@ -10,5 +10,5 @@
     tier        ``UnifiedCacheTier``, an out-of-tree secondary tier; imports vLLM
     connector   ``UnifiedCacheConnector``, an out-of-tree connector over that tier; imports vLLM
 
-Only the last three need vLLM, and they are imported by it. What stands there is written for vLLM 0.32 and 0.33.
+Only the last three need vLLM, and they are imported by it. `engine` knows in what versions differ.
 """

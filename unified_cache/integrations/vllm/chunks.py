@@ -273,6 +273,8 @@ class ChunkTier:
     def load(self, number: int, keys: Sequence[bytes], rows: Sequence[int]) -> None:
         """Start to fill rows with chunks."""
         self._jobs_count += 1
+        if self._refuses(number, True, keys, rows):
+            return
         end = partial(self._end, number, True, tuple(keys), time.monotonic())
         self._store.start(Method.GET, self._pages(keys, rows), end)
 
@@ -288,6 +290,8 @@ class ChunkTier:
         ordered, count = tuple(key for key, _ in placed), len(placed)
         self._offered_count += count
         self._jobs_count += 1
+        if self._refuses(number, False, keys, rows):
+            return
         is_crowded = bool(self._storing) and self._storing_rows_count + count > self._storing_rows_max
         if is_crowded or not all(map(is_stable_key, ordered)):
             self.counts.dropped_count += count
@@ -298,6 +302,14 @@ class ChunkTier:
         pages = self._pages(ordered, [row for _, row in placed])
         end = partial(self._end, number, False, ordered, time.monotonic())
         self._store.start(Method.PUT, pages, end, self._settings.level)
+
+    def _refuses(self, number: int, is_load: bool, keys: Sequence[bytes], rows: Sequence[int]) -> bool:
+        """End a job of rows that vLLM's memory does not have, with nothing moved; return whether it is one."""
+        if all(0 <= row < self._rows_count for row in rows):
+            return False
+        logger.error("expected rows in [0, %d), found %d to %d", self._rows_count, min(rows), max(rows))
+        self._ended.append(JobEnd(number, is_load, tuple(keys), (Answer.UNAVAILABLE,) * len(keys), 0.0))
+        return True
 
     @property
     def wants_old_chunks(self) -> bool:

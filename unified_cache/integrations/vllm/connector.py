@@ -26,7 +26,7 @@ from unified_cache.integrations.vllm.engine import (
     build_offloading_config,
     current_platform,
     get_sliding_window_size_in_chunks,
-    vllm_version,
+    writer_of_bytes,
 )
 from unified_cache.integrations.vllm.facts import GroupFacts, VllmFacts, engine_facts, group_kind
 from unified_cache.integrations.vllm.settings import TierSettings
@@ -98,7 +98,7 @@ def _facts(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, settings: Ti
         span = SPAN_ALL if window is None else window
         groups.append(GroupFacts(each.group_id, tokens, span, group_kind(group)))
     machine = {
-        "engine": f"vllm {vllm_version}",
+        "engine": writer_of_bytes(),
         "platform": f"{current_platform.device_name} {current_platform.get_device_capability() or ''}".strip(),
     }
     return engine_facts(vllm_config, offloading, groups, machine, settings)

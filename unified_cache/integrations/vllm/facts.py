@@ -1,7 +1,7 @@
 """Facts about a vLLM engine that the bytes of its KV depend on, read from its configuration.
 
 The connector sees all of them; a bare tier sees what ``OffloadingConfig`` has, and the user gives it the revision.
-vLLM's classes are named, not imported: fields as in vLLM 0.32.
+vLLM's classes are named, not imported: fields as in vLLM 0.33.
 """
 
 import dataclasses
@@ -148,16 +148,13 @@ def row_shape(spec: "CPUOffloadingSpec", stride_bytes: int) -> RowShape:
 def _shared_facts(offloading: "OffloadingConfig") -> dict[str, str]:
     """Return the facts that a bare tier knows, too."""
     parallel = offloading.parallel
+    is_one_copy = offloading.replicated_layout or parallel.world_size == 1
     sizes = f"tp {parallel.tp_size} pp {parallel.pp_size} pcp {parallel.pcp_size} dcp {parallel.dcp_size}"
     return {
         "block layout": offloading.kv_cache_layout or "unknown",
         "chunk": f"{offloading.cache.blocks_per_chunk} blocks, {offloading.cache.tokens_per_hash} tokens per hash",
-        "parallel": sizes,
-        "row": "canonical"
-        if offloading.canonical_layout
-        else "replicated"
-        if offloading.replicated_layout
-        else "ranks",
+        "parallel": "any" if is_one_copy else sizes,
+        "row": "canonical" if offloading.canonical_layout else "one copy" if is_one_copy else "ranks",
     }
 
 
@@ -167,14 +164,29 @@ def _commit(model: "ModelConfig") -> str:
 
 
 def group_kind(group: "KVCacheGroupSpec") -> str:
-    """Return kind, sizes and windows of a group's layers, and a digest of all that its spec says."""
+    """Return kind, sizes and windows of a group's layers, and a digest of all that its spec says.
+
+    A field that has its default says nothing: of two versions, one has fields that the other does not.
+    """
     spec = group.kv_cache_spec
     parts = [f"{len(group.layer_names)} layers", f"{spec.block_size} tokens", f"{spec.page_size_bytes} bytes"]
     if dataclasses.is_dataclass(spec):
         names = {each.name for each in dataclasses.fields(spec)}
         values = {name: operator.attrgetter(name)(spec) for name in REPORTED_FIELDS if name in names}
         parts += [f"{name} {_text(value, '')}" for name, value in values.items() if value is not None]
-    return f"{type(spec).__name__}: {', '.join(parts)}, {_digest(f'{list(group.layer_names)} {spec!r}')}"
+    return f"{type(spec).__name__}: {', '.join(parts)}, {_digest(f'{list(group.layer_names)} {_said(spec)}')}"
+
+
+def _said(value: object) -> str:
+    """Return what a spec says as text, those in it by what they say."""
+    if isinstance(value, Mapping):
+        return str(sorted((str(name), _said(each)) for name, each in value.items()))
+    if not dataclasses.is_dataclass(value) or isinstance(value, type):
+        return repr(value)
+    fields = {each.name: each.default for each in dataclasses.fields(value) if each.compare}
+    values = {name: operator.attrgetter(name)(value) for name in fields}
+    said = (f"{name}={_said(values[name])}" for name, default in fields.items() if values[name] != default)
+    return f"{type(value).__name__}({', '.join(said)})"
 
 
 def _config_digest(config: "PretrainedConfig") -> str:

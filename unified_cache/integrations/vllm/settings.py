@@ -9,6 +9,8 @@ from unified_cache.core.settings.loading import read_table
 from unified_cache.core.settings.section import Bytes, Seconds, Section
 from unified_cache.storage_backends.protocol import Level
 
+LOCAL_STORES = ("file:", "memory:", "packed:")
+
 
 class TierSettings(Section):
     """Settings of one tier. The names are the keys in vLLM's configuration."""
@@ -30,6 +32,8 @@ class TierSettings(Section):
     """Longest wait for one call of the store."""
     close_timeout_s: Seconds = 10.0
     """Longest wait for stores under way, at shut-down and at a reset; what has not begun by then is dropped."""
+    locality: Literal["LOCAL", "REMOTE"] | None = None
+    """Where the store lies, for routers that read vLLM's events; by its URL if None."""
     store_share: Annotated[float, Field(gt=0, le=1)] = 0.25
     """Largest share of vLLM's host memory that waits to be stored; more is dropped, so that loads find room."""
 
@@ -38,6 +42,11 @@ class TierSettings(Section):
         if not self.url:
             raise ValueError("url must name a store, as in file:/var/kv or grpc://host:port, found none")
         return self
+
+    @property
+    def place(self) -> str:
+        """Where the store lies: of a directory LOCAL, unless the user says that it is of a shared file system."""
+        return self.locality or ("LOCAL" if self.url.startswith(LOCAL_STORES) else "REMOTE")
 
     @classmethod
     def of(cls, options: Mapping[str, object]) -> "TierSettings":

@@ -19,8 +19,10 @@ from typing import ClassVar
 from unified_cache.core.errors import StateError
 from unified_cache.integrations.vllm.chunks import ChunkTier
 from unified_cache.integrations.vllm.engine import (
+    CHECKED,
     BackpressureDetector,
     JobResult,
+    Locality,
     LookupResult,
     Medium,
     OffloadingConnectorStats,
@@ -36,6 +38,7 @@ from unified_cache.integrations.vllm.engine import (
     ScheduleEndContext,
     SecondaryTierManager,
     TransferJob,
+    vllm_version,
 )
 from unified_cache.integrations.vllm.facts import VllmFacts, row_shape, spec_facts
 from unified_cache.integrations.vllm.logs import show_logs_with
@@ -74,6 +77,7 @@ class UnifiedCacheTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM's, u
             ConfigError: an option that cannot be, no revision, or a URL that names no store.
         """
         show_logs_with(logging.getLogger("vllm"))
+        CHECKED.warn(vllm_version)
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
         facts = options.pop(FACTS_KEY, None)
         settings = TierSettings.of(options)
@@ -81,6 +85,7 @@ class UnifiedCacheTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM's, u
             facts = spec_facts(offloading_spec.config, settings)
         row = row_shape(offloading_spec, self.block_size_bytes)
         self._chunks = ChunkTier.open(settings, facts, primary_kv_view, row)
+        self.locality = Locality(settings.place)
         self._figures = TierFigures()
         self._blocks_per_chunk = offloading_spec.config.cache.blocks_per_chunk
         if offloading_spec.kv_events_config.enable_kv_cache_events:
@@ -127,7 +132,7 @@ class UnifiedCacheTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM's, u
         # vLLM then keeps the blocks of each chunk, to name all of them when it goes. A chunk of one block has its name.
         is_kept = self._blocks_per_chunk > 1 and self._chunks.reports_removals
         return [
-            OffloadingEvent(list(keys), self.medium, removed=removed, removal_expected=is_kept and not removed)
+            OffloadingEvent(list(keys), self.medium, removed, self.locality, removal_expected=is_kept and not removed)
             for keys, removed in changes
         ]
 

@@ -78,12 +78,14 @@ def test_pages_that_follow_no_rule_are_not_learnt(how: str) -> None:
 def test_a_pool_that_moves_its_pages_is_asked_at_every_call() -> None:
     pool = TwoBuffers()
     moved = list(range(SLOTS))
-    rows = AskedRows(lambda slots: pool.locate([moved[slot] for slot in slots]), (24, 16))
+    rows = AskedRows(lambda slots: pool.locate([moved[slot] for slot in slots]), (24, 16), SLOTS)
     pool.values[3] = 1
     assert rows.rows_to_store([3])[0][1].tobytes() == bytes([1]) * 16
     moved[3] = 4
     assert rows.rows_to_store([3])[0][1].tobytes() == bytes(16)
     assert rows.rows_to_store([]) == []
+    with pytest.raises(InputError, match="slots in"):
+        rows.rows_to_store([0, SLOTS])
 
 
 def test_buffers_that_are_not_so_many_for_each_page_are_refused() -> None:

@@ -287,6 +287,17 @@ def test_stores_beyond_their_share_of_the_rows_end_at_once_unless_no_other_waits
     assert not any(end.failed for end in tier.ended())
 
 
+@pytest.mark.parametrize("row", [-1, ROWS])
+def test_a_job_of_a_row_that_there_is_not_ends_with_nothing_moved(
+    opened: Opened, gated: ScriptedStorage, row: int
+) -> None:
+    tier = opened(gated)
+    tier.store(0, KEYS[:2], [0, row], lambda _: 16)
+    tier.load(1, KEYS[:2], [0, row])
+    assert [(end.number, end.failed) for end in tier.ended()] == [(0, KEYS[:2]), (1, KEYS[:2])]
+    assert moved(gated) == []
+
+
 def test_a_job_without_chunks_ends(memory: HostMemory, opened: Opened, tmp_path: Path) -> None:
     tier = opened(tmp_path)
     assert stored(tier, memory, []).answers == loaded(tier, []).answers == ()

@@ -1,5 +1,5 @@
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, make_dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -114,6 +114,22 @@ def test_a_person_can_read_what_the_bytes_depend_on() -> None:
 )
 def test_what_changes_the_bytes_changes_the_facts(other: VllmFacts) -> None:
     assert other != facts()
+
+
+def test_ranks_that_hold_all_of_a_chunk_share_it_with_any_number_of_others() -> None:
+    whole = [
+        facts(offloading=offloaded(replicated_layout=ranks > 1, parallel=parallel(world_size=ranks, tp_size=ranks)))
+        for ranks in (1, 2, 4)
+    ]
+    assert whole[0] == whole[1] == whole[2] != facts()
+    canonical = [offloaded(canonical_layout=True, replicated_layout=True, parallel=parallel(tp_size=n)) for n in (2, 4)]
+    assert facts(offloading=canonical[0]) == facts(offloading=canonical[1]) != whole[1]
+
+
+def test_a_field_that_a_later_version_adds_says_nothing_until_it_says_something() -> None:
+    later = make_dataclass("WindowSpec", [("sinks", int, field(default=0))], bases=(WindowSpec,))
+    assert group_kind(cache_group(kv_cache_spec=later())) == group_kind(cache_group())
+    assert group_kind(cache_group(kv_cache_spec=later(sinks=1))) != group_kind(cache_group())
 
 
 def test_where_the_model_lies_does_not_change_its_configuration() -> None:

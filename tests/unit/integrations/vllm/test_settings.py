@@ -15,6 +15,7 @@ def test_every_key_is_read() -> None:
         "level": "durable",
         "deadline_s": 2,
         "close_timeout_s": 3.5,
+        "locality": "REMOTE",
         "store_share": 0.5,
     }
     read = TierSettings.of(options)
@@ -29,6 +30,20 @@ def test_weights_may_have_changed_at_a_reset_unless_the_user_says_otherwise() ->
 
 
 @pytest.mark.parametrize(
+    ("options", "place"),
+    [
+        ({"url": "file:/kv"}, "LOCAL"),
+        ({"url": "packed:/kv"}, "LOCAL"),
+        ({"url": "grpc://host:1"}, "REMOTE"),
+        ({"url": "package.module:factory"}, "REMOTE"),
+        ({"url": "file:/nfs", "locality": "REMOTE"}, "REMOTE"),
+    ],
+)
+def test_a_store_lies_where_its_url_or_the_user_says(options: dict[str, object], place: str) -> None:
+    assert TierSettings.of(options).place == place
+
+
+@pytest.mark.parametrize(
     ("options", "message"),
     [
         ({}, "url must name a store"),
@@ -38,6 +53,7 @@ def test_weights_may_have_changed_at_a_reset_unless_the_user_says_otherwise() ->
         ({"url": "file:/kv", "bytes_max": "many"}, "bytes_max must be bytes"),
         ({"url": "file:/kv", "deadline_s": 0}, "deadline_s must be greater than 0"),
         ({"url": "file:/kv", "deadline_s": "soon"}, "deadline_s must be a valid number"),
+        ({"url": "file:/kv", "locality": "local"}, "locality must be 'LOCAL' or 'REMOTE', found 'local'"),
         ({"url": "file:/kv", "store_share": 2}, "store_share must be less than or equal to 1"),
         ({"url": 5}, "url must be a valid string, found 5"),
     ],

@@ -1,0 +1,168 @@
+"""Every version of the engines that we say we run under: our checks, and the engine's own tests over our stores.
+
+    make engines                                all of it, hours; installs 3 GB for each version
+    make engines ARGS="--only vllm-0.33.0 --checks tier faults"
+    make engines ARGS=--newest                  the newest version of each engine that is newer than the range
+
+An engine's tests come with its source, from the package index, and are never copied. One that fails and is to is a pin,
+listed with its reason in ``peers``. SGLang's index has wheels alone, without tests.
+"""
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from xml.etree import ElementTree
+
+from tests.engines.sglang import install as sglang
+from tests.engines.vllm import installation as vllm
+from tests.sources import ROOT
+
+VERSIONS = {"vllm": ("0.31.0", "0.32.0", "0.33.0"), "sglang": ("0.5.21", "0.5.22", "0.5.23")}
+
+PEERS = Path(__file__).with_name("peers")
+
+VLLM_SUITES = (
+    "test_fs_tier.py",
+    "test_tiering_offloading.py",
+    "test_backpressure.py",
+    "test_metrics.py",
+    "test_factory.py",
+    "test_tier_poll_thread.py",
+)
+"""In vLLM's source, of its tests of a secondary tier; the last there since 0.33."""
+
+HANG_S = 1800
+
+
+@dataclass(frozen=True, slots=True)
+class SuiteOutcome:
+    """Outcome of one suite under one version."""
+
+    engine: str
+    check: str
+    passed: int
+    failed: tuple[str, ...]
+    pinned: tuple[str, ...] = ()
+    skipped: int = 0
+
+    def __str__(self) -> str:
+        counts = f"{self.passed:6} {len(self.failed):6} {len(self.pinned):5} {self.skipped:7}"
+        return f"{self.engine:14} {self.check:28} {counts}"
+
+
+def pins_of(engine: str) -> frozenset[str]:
+    """Return the tests of an engine that fail and are to."""
+    path = PEERS / f"{engine}_pins.txt"
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    return frozenset(line.partition("|")[0].strip() for line in lines if not line.startswith("#"))
+
+
+def run(engine: str, check: str, command: Sequence[str], variables: dict[str, str], place: Path) -> SuiteOutcome:
+    """Run pytest and count."""
+    with tempfile.TemporaryDirectory() as directory:
+        report = Path(directory) / "report.xml"
+        ended = subprocess.run(
+            [*command, f"--junitxml={report}"], cwd=place, env={**os.environ, **variables}, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, text=True, check=False,
+        )  # fmt: skip
+        if not report.exists():
+            sys.stdout.write(ended.stdout[-4000:])
+            return SuiteOutcome(engine, check, 0, ("nothing was collected",))
+        cases = list(ElementTree.parse(report).iter("testcase"))
+    outcomes = {f"{case.get('classname')}::{case.get('name')}": {part.tag for part in case} for case in cases}
+    wrong = [name for name, tags in outcomes.items() if tags & {"failure", "error"}]
+    skipped = sum("skipped" in tags for tags in outcomes.values())
+    pins = pins_of(engine.partition("-")[0])
+    pinned = tuple(name for name in wrong if re.sub(r"\[.*", "", name.rpartition("::")[2]) in pins)
+    failed = tuple(name for name in wrong if name not in pinned)
+    return SuiteOutcome(engine, check, len(cases) - len(wrong) - skipped, failed, pinned, skipped)
+
+
+def our_checks(name: str, engine: str, variables: dict[str, str], chosen: Sequence[str]) -> Iterator[SuiteOutcome]:
+    """Run our own checks of an engine, file by file."""
+    place = ROOT / "tests" / "engines" / name
+    for path in sorted(place.glob("check_*.py")):
+        if not chosen or path.stem.removeprefix("check_") in chosen:
+            options = (
+                "-p",
+                "no:cacheprovider",
+                "-o",
+                "python_files=check_*.py",
+                "-o",
+                "python_functions=check_*",
+                "-q",
+            )
+            command = (sys.executable, "-m", "pytest", *options, f"--timeout={HANG_S}", str(path))
+            yield run(engine, path.stem, command, variables, ROOT)
+
+
+def vllm_rows(version: str, chosen: Sequence[str]) -> Iterator[SuiteOutcome]:
+    """Run our checks under a version of vLLM, and its own tests of a tier over our tier."""
+    engine = f"vllm-{version}"
+    os.environ[vllm.VERSION_VARIABLE] = version
+    python, source = vllm.engine_python(), vllm.source()
+    with tempfile.TemporaryDirectory() as directory:
+        # Beside the tests lies the engine's Python without its binaries, which must not be imported.
+        place = Path(directory)
+        (place / "tests").symlink_to(source / "tests")
+        variables = {"PYTHONPATH": f"{place}:{PEERS}:{ROOT}"}
+        options = ("-p", "no:cacheprovider", "-p", "vllm_tests", "--noconftest", "-c", os.devnull, "-q")
+        suites = "tests/v1/kv_offload/tiering"
+        for name in VLLM_SUITES:
+            if (source / suites / name).exists():
+                command = (str(python), "-m", "pytest", *options, f"--rootdir={place}", f"{suites}/{name}")
+                yield run(engine, f"vllm's {name}", command, variables, place)
+    yield from our_checks("vllm", engine, {}, chosen)
+
+
+def sglang_rows(version: str, chosen: Sequence[str]) -> Iterator[SuiteOutcome]:
+    """Run our checks under a version of SGLang."""
+    os.environ[sglang.VERSION_VARIABLE] = version
+    yield from our_checks("sglang", f"sglang-{version}", {}, chosen)
+
+
+def newest(name: str) -> Iterator[str]:
+    """Return the newest version of an engine in the index, if it is newer than ours."""
+    command = (sys.executable, "-m", "pip", "index", "versions", name)
+    found = re.search(
+        rf"^{name} \((.+)\)", subprocess.run(command, capture_output=True, text=True, check=True).stdout, re.MULTILINE
+    )
+    assert found, f"the index knows no {name}"
+    if _numbers(found[1]) > _numbers(VERSIONS[name][-1]):
+        yield found[1]
+
+
+def _numbers(version: str) -> list[int]:
+    return list(map(int, re.findall(r"\d+", version)))
+
+
+def main() -> int:
+    """Run what was asked for and print the table, a row when it is known."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--newest", action="store_true")
+    parser.add_argument("--only", nargs="+", default=[], metavar="ENGINE-VERSION")
+    parser.add_argument("--checks", nargs="+", default=[], metavar="NAME")
+    asked = parser.parse_args()
+    versions = {name: tuple(newest(name)) if asked.newest else known for name, known in VERSIONS.items()}
+    sys.stdout.write(f"{'engine':14} {'check':28} passed failed  pins skipped\n")
+    failed: list[str] = []
+    for name, rows in (("vllm", vllm_rows), ("sglang", sglang_rows)):
+        for version in versions[name]:
+            if asked.only and f"{name}-{version}" not in asked.only:
+                continue
+            for row in rows(version, asked.checks):
+                sys.stdout.write(f"{row}\n")
+                sys.stdout.flush()
+                failed += (f"{row.engine}: {test}" for test in row.failed)
+    sys.stdout.write("".join(f"failed: {each}\n" for each in failed))
+    return int(bool(failed))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
