@@ -3,6 +3,7 @@
 An engine computes on the first layers of a load while the last are still on their way: see ``LayerwiseLoad``.
 """
 
+import logging
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,12 +20,15 @@ from unified_cache.controller.copies.gpu import Copied
 from unified_cache.controller.memory import PageMemory
 from unified_cache.controller.operation import Operation
 from unified_cache.controller.storage_tier import ListedObject, PoolOrder, StorageTier, whole_pages
-from unified_cache.core.errors import CopyError, InputError, StorageError, WaitTimeoutError
+from unified_cache.core.errors import CacheError, CopyError, InputError, StorageError, WaitTimeoutError
 from unified_cache.core.page import Prompt
 from unified_cache.core.pool import ModelLayout, PageCopies, Pages, Slots, Tier, all_pages
 from unified_cache.core.seal import Label
+from unified_cache.storage_backends.common.bounded_call import on_its_own
 from unified_cache.storage_backends.protocol import BATCH_BYTES, BATCH_OBJECTS, Answer, Level, PageIO
 from unified_cache.storage_backends.wrappers.layer import Method
+
+logger = logging.getLogger(__name__)
 
 Layer = tuple[str, int]
 """Pool and number of a layer in it."""
@@ -387,8 +391,16 @@ class StoreJob(BatchedJob):
             hints.record_dropped(used)
 
     def _take_back_if_superseded(self) -> None:
-        if self._storage.epoch.is_superseded(self):
-            self._take_back()
+        """Remove what was put where the store was cleared meanwhile, also long after this put was given up."""
+        epoch = self._storage.epoch
+        if epoch.is_superseded(self):
+            try:
+                with on_its_own():
+                    self._take_back()
+            except CacheError as error:
+                logger.warning("the store is left alone until it is cleared again, what was put after that: %s", error)
+                raise
+            epoch.take_back(self)
 
     def _put(self, pages: list[PageIO]) -> list[Answer]:
         answers = self._storage.backend.put(pages, self._level)
@@ -447,7 +459,7 @@ class ProbeJob:
 
     def run(self) -> bool:
         """Ask once."""
-        if self._stopped:
+        if self._stopped or self._storage.epoch.is_waiting:
             return True
         storage, keys = self._storage, self._prompt.keys
         labels: list[Label] = []

@@ -45,8 +45,9 @@ from unified_cache.storage_backends.wrappers.layer import Method, VerifiedStorag
 class StoreEpoch:
     """Puts and clears of one store that are under way. Thread-safe.
 
-    A put that is under way when a clear begins is *superseded*: its job takes its pages back. Until then no other may
-    put.
+    A put that is under way when a clear begins is *superseded*: its job takes its pages back, however long after the
+    clear the store returns from it. Until then no other may put, and nothing is read. One that cannot take them back
+    stays superseded until another clear has removed them.
     """
 
     __slots__ = ("_clears_count", "_guard", "_puts", "_superseded")
@@ -59,12 +60,15 @@ class StoreEpoch:
 
     @contextmanager
     def clear(self) -> Iterator[None]:
-        """Supersede the puts under way, and allow no other during the ``with`` block."""
+        """Supersede the puts under way, and allow no other during the ``with`` block, which raises if it fails."""
         with self._guard:
             self._clears_count += 1
+            over = self._superseded - self._puts
             self._superseded |= self._puts
         try:
             yield
+            with self._guard:
+                self._superseded -= over
         finally:
             with self._guard:
                 self._clears_count -= 1
@@ -81,12 +85,21 @@ class StoreEpoch:
         finally:
             with self._guard:
                 self._puts.discard(job)
-                self._superseded.discard(job)
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether pages that were put before a clear may be in the store, or come to it."""
+        return bool(self._superseded)
 
     def is_superseded(self, job: object) -> bool:
         """Return whether ``job`` has to remove the pages that it has put."""
         with self._guard:
             return job in self._superseded
+
+    def take_back(self, job: object) -> None:
+        """Record that ``job`` has removed them."""
+        with self._guard:
+            self._superseded.discard(job)
 
 
 HINTS_MAX = 64

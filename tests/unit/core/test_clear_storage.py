@@ -1,14 +1,18 @@
 """A cache that clears its store: its own objects alone, and nothing that was on its way there is left or counted."""
 
 from pathlib import Path
+from threading import Event
 
 import pytest
 
 from tests.support.cache import IDENTITY, ToyEngine, toy_layout
 from tests.support.operations import PAGE, SPANS, Stepped, engine, filled, over, serve, started, tokens
 from tests.support.store_calls import ScriptedStorage, at, raising
-from unified_cache.controller import LeftOut, NotStarted, OperationState, TransferKind
+from tests.support.waiting import wait_until
+from unified_cache.cache.cache import UnifiedCache
+from unified_cache.controller import LeftOut, NotStarted, Operation, OperationState, ThreadWorkers, TransferKind
 from unified_cache.controller.storage_tier import StoreEpoch
+from unified_cache.core.config import GuardConfig
 from unified_cache.core.errors import StorageError
 from unified_cache.core.page import Prompt
 from unified_cache.core.pool import Identity
@@ -20,6 +24,25 @@ from unified_cache.storage_backends.wrappers.layer import Method
 
 OURS = IDENTITY.digest(toy_layout(SPANS, PAGE))
 OTHERS = Identity("another").digest(toy_layout(SPANS, PAGE))
+
+
+GUARD = GuardConfig(
+    deadline_s=0.1, retry_rounds_max=1, breaker_failures_max=1, breaker_pause_s=0.001, breaker_pause_s_max=0.001
+)
+OVER_S = 30.0
+"""For what must come; reached only by a bug."""
+
+
+def outcome(cache: UnifiedCache, operation: Operation | NotStarted) -> OperationState:
+    """Return how an operation ended, though another one may wait for a store that does not return."""
+    operation = started(operation)
+    assert wait_until(lambda: bool(cache.poll()) or operation.state is not OperationState.RUNNING, OVER_S)
+    return operation.state
+
+
+def clears(cache: UnifiedCache) -> bool:
+    """Clear; the breaker that a late put has opened refuses the first tries."""
+    return wait_until(lambda: outcome(cache, cache.clear_storage()) is OperationState.DONE, OVER_S)
 
 
 def objects(store: Store, owner: bytes) -> list[Label]:
@@ -162,6 +185,33 @@ def test_what_was_put_is_taken_back_where_the_store_fails_after_a_clear_began(mo
     cache.check()
 
 
+@pytest.mark.parametrize("can_remove", [True, False])
+def test_what_a_late_put_brings_after_a_clear_is_taken_back_and_never_read(*, can_remove: bool) -> None:
+    returns, memory = Event(), MemoryStorage()
+    store = ScriptedStorage(memory)
+    store.claims["bounded"] = False
+    store.before[Method.PUT] = at(0, lambda: returns.wait(OVER_S))
+    store.failing = set() if can_remove else {Method.REMOVE}
+    brought: list[Label] = []
+    store.after[Method.PUT] = at(0, lambda: brought.extend(objects(memory, OURS)))
+    toy = engine(store, workers=ThreadWorkers.start(), guard=GUARD)
+    cache, prompt = toy.cache, serve(toy, 4)
+    assert outcome(cache, cache.backup(prompt)) is OperationState.FAILED
+    assert clears(cache), "though the store has not returned from the put"
+    returns.set()
+    assert wait_until(lambda: Method.REMOVE in store.calls, OVER_S)
+    assert brought, "they were there after the clear"
+    cache.reset()
+    if not can_remove:
+        assert over(cache, cache.prefetch(prompt)).pages_count == 0
+        assert clears(cache)
+    assert wait_until(lambda: objects(memory, OURS) == [], OVER_S)
+    assert wait_until(lambda: over(cache, cache.backup(serve(toy, 4))).state is OperationState.DONE, OVER_S)
+    cache.reset()
+    assert over(cache, cache.prefetch(prompt)).pages_count == 4
+    assert cache.close() == []
+
+
 def test_nothing_is_put_until_what_has_to_be_taken_back_is_gone() -> None:
     epoch = StoreEpoch()
     with epoch.put("early") as early:
@@ -172,6 +222,7 @@ def test_nothing_is_put_until_what_has_to_be_taken_back_is_gone() -> None:
                 assert not meanwhile
         with epoch.put("after") as after:
             assert not after, "it could be taken back with the first one"
+        epoch.take_back("early")
     with epoch.put("late") as late:
         assert late
         assert not epoch.is_superseded("late")

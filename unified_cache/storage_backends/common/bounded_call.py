@@ -31,7 +31,8 @@ import math
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from enum import Enum
 from functools import partial
 from threading import Condition, Lock, Thread, get_ident, local
@@ -268,6 +269,16 @@ def bound_steps(due_s: float) -> None:
     """Bound each call to a store that the call of this thread begins: it is late at ``due_s`` at the latest."""
     if _current.call is not None:
         _current.call.due_s = due_s
+
+
+@contextmanager
+def on_its_own() -> Iterator[None]:
+    """Make calls to a store no part of the call of this thread, which may be given up: each has its own deadline."""
+    before, _current.call = _current.call, None
+    try:
+        yield
+    finally:
+        _current.call = before
 
 
 def time_left_s() -> float:

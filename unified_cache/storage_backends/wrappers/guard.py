@@ -63,7 +63,7 @@ class StorageGuard(StorageLayer):
 
     **Breaker.** Failures are counted by method, after the retries: any exception but those that a working store raises,
     a store that is full or closed, and wrong input. While it is open, every page and every put is UNAVAILABLE, and
-    nothing is touched or removed; ``register``, ``clear`` and ``scan``, which have no such answer, raise StorageError.
+    nothing is touched; ``register``, ``remove``, ``clear`` and ``scan``, which have no such answer, raise StorageError.
 
     It owns the wrapped backend. Thread-safe. ``clock`` gives seconds, for ages and deadlines; waiting is real.
     """
@@ -116,8 +116,8 @@ class StorageGuard(StorageLayer):
         self._call(Method.TOUCH, partial(self._backend.touch, labels), paused=lambda: None)
 
     def remove(self, labels: Sequence[Label]) -> int:
-        """Remove objects; none while the breaker is open."""
-        return self._call(Method.REMOVE, partial(self._backend.remove, labels), paused=lambda: 0)
+        """Remove objects; a StorageError while the breaker is open."""
+        return self._call(Method.REMOVE, partial(self._backend.remove, labels))
 
     def close(self, timeout_s: float | None = None) -> None:
         """Refuse calls, let those in flight return, close the wrapped backend; wait ``timeout_s`` or the deadline.
