@@ -19,7 +19,6 @@ from rich.console import Console
 from benchmarks.buckets import bucket_figures
 from benchmarks.coded import coded_figures
 from benchmarks.components import components_figures
-from benchmarks.copies import copies_figures
 from benchmarks.depth import depth_figures
 from benchmarks.files import files_figures
 from benchmarks.guard import guard_figures
@@ -30,17 +29,13 @@ from benchmarks.mooncake import mooncake_figures
 from benchmarks.plan import FULL, QUICK, BenchmarkPlan, Effort
 from benchmarks.remote import remote_figures
 from benchmarks.report import FULL_RUN, BenchmarkRun, print_run, record, write_json
-from benchmarks.trees import evict_figures, insert_figures, lock_figures, match_figures
+from benchmarks.trees import lock_figures
 
 Section = Callable[[BenchmarkPlan], Iterator[Figure]]
 
 SECTIONS: dict[str, Section] = {
-    "match": match_figures,
-    "insert": insert_figures,
-    "evict": evict_figures,
     "lock": lock_figures,
     "components": components_figures,
-    "copies": copies_figures,
     "files": files_figures,
     "depth": depth_figures,
     "guard": guard_figures,

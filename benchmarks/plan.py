@@ -12,9 +12,6 @@ class Effort:
 
     match_rounds: int
     """Rounds of ten timed calls each."""
-    nodes_counts: tuple[int, ...]
-    insert_rounds: int
-    evict_rounds: int
     copy_rounds: int
     copy_bytes: int
     file_rounds: int
@@ -27,9 +24,6 @@ class Effort:
 
 FULL = Effort(
     match_rounds=40,
-    nodes_counts=(1_000, 10_000),
-    insert_rounds=240,
-    evict_rounds=200,
     copy_rounds=9,
     copy_bytes=128 << 20,
     file_rounds=41,
@@ -42,9 +36,6 @@ FULL = Effort(
 
 QUICK = Effort(
     match_rounds=8,
-    nodes_counts=(1_000,),
-    insert_rounds=40,
-    evict_rounds=40,
     copy_rounds=3,
     copy_bytes=64 << 20,
     file_rounds=5,

@@ -1,7 +1,4 @@
-"""Benchmarks of the radix tree: match, insert, evict, lock. Times are per call.
-
-SGLang's tree is timed in turns with this one where SGLang is: ``make bench-sglang``.
-"""
+"""Trees of any size for benchmarks, timed in turns with SGLang's by ``make bench-sglang``, and the time of a lock."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -10,7 +7,7 @@ from time import perf_counter_ns
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.measure import Figure, Spread, Subject, interleaved, timed
+from benchmarks.measure import Figure, Spread, interleaved, timed
 from benchmarks.plan import BenchmarkPlan
 from unified_cache.components import Full, SlidingWindow
 from unified_cache.core.page import Prompt
@@ -59,10 +56,6 @@ class TimedTree:
         tree = self.tree
         found = tree.match(Prompt.of(tokens, PAGE_SIZE))
         return found.slots(Tier.DEVICE, 0, 0, found.device_end)
-
-    def path_nodes(self, tokens: Tokens) -> int:
-        """Count the nodes of a prompt's path."""
-        return len(self.tree.match(Prompt.of(tokens, PAGE_SIZE)).path)
 
     def insert(self, tokens: Tokens, slots: Sequence[Slots], start: int) -> int:
         """Insert pages from ``start`` on and return the nanoseconds; ``slots`` are given from the first page."""
@@ -143,90 +136,10 @@ def grow(tree: TimedTree, setting: TreeSetting, nodes: int, path: int) -> Tokens
     return hot
 
 
-def figure_of(section: str, name: str, subject: Subject, rounds: int, *, calls: int = 1, note: str = "") -> Figure:
-    """Time a call of a tree."""
-    (taken,) = interleaved([subject], rounds, calls=calls, warm=3 if calls > 1 else 0)
-    return Figure(section, name, "us", Spread.of([ns / 1e3 for ns in taken]), (), note)
-
-
-def match_figures(plan: BenchmarkPlan) -> Iterator[Figure]:
-    """Match a prompt that is held whole, on paths of few and of many nodes, in small and in large trees."""
-    for setting in SETTINGS:
-        for nodes in plan.effort.nodes_counts:
-            for path in (1, 16, 64):
-                tree = TimedTree(setting.spans)
-                hot = grow(tree, setting, nodes, path)
-                subject = timed(_matching(tree, hot))
-                name = f"match 32k tokens, {path}-node path, {nodes // 1000}k nodes"
-                real = tree.path_nodes(hot)
-                note = f"{real} nodes with the window's cut" if real != path else ""
-                yield figure_of(setting.name, name, subject, plan.effort.match_rounds, calls=10, note=note)
-
-
-def _matching(tree: TimedTree, tokens: Tokens) -> Callable[[], object]:
-    return lambda: tree.match(tokens)
-
-
 def lock_figures(plan: BenchmarkPlan) -> Iterator[Figure]:
     """Lock a prompt that was matched, and unlock it."""
     for setting in SETTINGS:
         tree = TimedTree(setting.spans)
         hot = grow(tree, setting, 1_000, 16)
-        subject = timed(tree.lock_and_unlock(hot))
-        yield figure_of(setting.name, "lock + unlock, 16-node path", subject, plan.effort.match_rounds, calls=10)
-
-
-def insert_figures(plan: BenchmarkPlan) -> Iterator[Figure]:
-    """Insert prompts that share their first half with what is held, each matched before, as an engine does."""
-    for setting in SETTINGS:
-        work = Workload(setting)
-        shared = work.tokens(PROMPT_TOKENS // 2)
-        prompts = [
-            (np.concatenate([shared, work.tokens(PROMPT_TOKENS // 2, first=number)]), work.slots(PROMPT_PAGES))
-            for number in range(plan.effort.insert_rounds + 1 + LEAVES_HELD)
-        ]
-        subject = _inserting(TimedTree(setting.spans), prompts)
-        note = f"16k owned by the tree, {LEAVES_HELD} leaves held"
-        yield figure_of(setting.name, "insert 32k tokens sharing 16k", subject, plan.effort.insert_rounds, note=note)
-
-
-def _inserting(tree: TimedTree, prompts: Sequence[tuple[Tokens, list[Slots]]]) -> Subject:
-    """Insert the next prompt, after room was made for it outside of the timed part.
-
-    So the tree keeps its size and finds memory that the system has mapped already, as it does in a cache that has
-    run for a while; otherwise the page faults of a leaf's tokens would be most of what is measured.
-    """
-    first, first_slots = prompts[0]
-    tree.insert(first, first_slots, 0)
-    half = PROMPT_PAGES // 2
-    rest = iter(prompts[1:])
-    for _ in range(LEAVES_HELD - 1):
-        tokens, slots = next(rest)
-        tree.insert(tokens, slots, half)
-
-    def subject() -> int:
-        tokens, slots = next(rest)
-        tree.evict(half)
-        tree.match(tokens)
-        return tree.insert(tokens, slots, half)
-
-    return subject
-
-
-def evict_figures(plan: BenchmarkPlan) -> Iterator[Figure]:
-    """Evict leaves by the batch, and page by page from many."""
-    for name, leaves, leaf_tokens, pages in (
-        ("evict 8,192 tokens of 2k leaves of 1,024", 2_000, 1_024, 8_192 // PAGE_SIZE),
-        ("evict one page of 10k leaves", 10_000, 2 * PAGE_SIZE, 1),
-    ):
-        for setting in SETTINGS:
-            tree = TimedTree(setting.spans)
-            work = Workload(setting)
-            for number in range(leaves):
-                tokens, slots = work.tokens(leaf_tokens, first=number), work.slots(leaf_tokens // PAGE_SIZE)
-                tree.insert(tokens, slots, 0)
-            yield figure_of(setting.name, name, _evicting(tree, pages), plan.effort.evict_rounds)
-
-
-def _evicting(tree: TimedTree, pages: int) -> Subject:
-    return lambda: tree.evict(pages)
+        (taken,) = interleaved([timed(tree.lock_and_unlock(hot))], plan.effort.match_rounds, calls=10, warm=3)
+        yield Figure(setting.name, "lock + unlock, 16-node path", "us", Spread.of([ns / 1e3 for ns in taken]))

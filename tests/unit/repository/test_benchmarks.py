@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.__main__ import SECTIONS, run_sections
+from benchmarks.growth import CLIENTS, UNITS, fill, of_directory, of_tree
 from benchmarks.measure import Comparison, Figure, Spread, interleaved, timed
 from benchmarks.plan import QUICK
 from benchmarks.report import FULL_RUN, BenchmarkRun, keep_rows, misses, record, write_json
@@ -92,3 +93,11 @@ def test_subjects_take_turns_and_the_first_round_does_not_count() -> None:
     taken = interleaved(subjects, 2)
     assert order == ["a", "b", "b", "a", "a", "b"]
     assert [len(values) for values in taken] == [2, 2]
+
+
+def test_growth_measures_all_figures_of_a_store_and_those_of_a_tree(tmp_path: Path) -> None:
+    url = f"packed:{tmp_path / 'store'}"
+    figures = of_directory(url, 6_000, fill(url, 6_000, CLIENTS))
+    assert figures.keys() == UNITS.keys()
+    assert all(figures[name] > 0 for name in UNITS if name != "memory")  # of so few pages it may be less than none
+    assert of_tree(1_000).keys() == UNITS.keys() - {"open", "stat"}
