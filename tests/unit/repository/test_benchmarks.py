@@ -8,6 +8,7 @@ import pytest
 from benchmarks.__main__ import SECTIONS, run_sections
 from benchmarks.growth import CLIENTS, UNITS, fill, of_directory, of_tree
 from benchmarks.measure import Comparison, Figure, Spread, interleaved, timed
+from benchmarks.picture import FIGURES, PICTURE, drawn, rates_of
 from benchmarks.plan import QUICK
 from benchmarks.report import FULL_RUN, BenchmarkRun, keep_rows, misses, record, write_json
 from tests.sources import ROOT, repository_files
@@ -44,6 +45,12 @@ def test_a_run_is_kept_as_json_with_spread_calibration_machine_and_commit(run: B
     compared = [held for figure in kept["figures"] for held in figure["comparisons"]]
     assert compared
     assert all({"against", "median", "ratio", "met"} <= held.keys() for held in compared)
+
+
+def test_the_picture_is_drawn_of_the_kept_figures() -> None:
+    figures = json.loads(FIGURES.read_text(encoding="utf-8"))["figures"]
+    assert PICTURE.read_text(encoding="utf-8") == drawn(rates_of(figures))
+    assert {call for _, call in rates_of(figures)} == {"put", "get"}
 
 
 def test_runs_that_keep_rows_at_the_same_time_lose_none(tmp_path: Path) -> None:
