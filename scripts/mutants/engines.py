@@ -8,6 +8,8 @@ ENGINE_STORE_TESTS = (
 )
 """What must catch a mistake in how engines' own memory is treated."""
 
+EXACTNESS_TESTS = ("tests/e2e/test_transformers_exact.py",)
+
 ENGINES_MUTANTS = [
     Mutant(
         "a call returns while a thread still fills the engine's rows",
@@ -65,5 +67,19 @@ ENGINES_MUTANTS = [
         "self._pauses.pause_s(count) if passes else MENDED_PAUSE_S",
         "self._pauses.pause_s(count)",
         ENGINE_STORE_TESTS,
+    ),
+    Mutant(
+        "a window comes back without its oldest row",
+        "integrations/transformers/pages.py",
+        "rows if self.rows_max is None else rows[-self.rows_max :]",
+        "rows if self.rows_max is None else torch.cat((rows[-self.rows_max :][:1] * 0, rows[-self.rows_max :][1:]))",
+        EXACTNESS_TESTS,
+    ),
+    Mutant(
+        "a page of state is that of another boundary",
+        "integrations/transformers/pages.py",
+        "per_layer[strand.layer][strand.part] = strand.join(tensor[at])",
+        "per_layer[strand.layer][strand.part] = strand.join(tensor[at - strand.is_checkpoint])",
+        EXACTNESS_TESTS,
     ),
 ]

@@ -327,4 +327,18 @@ TRANSFERS_MUTANTS = [
         "pass",
         tests=WINDOWS,
     ),
+    Mutant(
+        "a page has arrived whatever came of it",
+        "controller/storage_tier.py",
+        "            whole[number][index] = False\n",
+        "            pass\n",
+        ("tests/sim/test_simulation.py",),
+    ),
+    Mutant(
+        "a backup copies its pages into each other's slots",
+        "controller/jobs.py",
+        "self._memory.backup(pool, part.source, part.target)",
+        "self._memory.backup(pool, part.source[::-1], part.target)",
+        ("tests/sim/test_simulation.py",),
+    ),
 ]

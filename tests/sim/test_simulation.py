@@ -3,23 +3,18 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.sim.memory import ContentMemory
-from tests.sim.report import SimReport, run_ranks, run_seed, run_seeds
+from tests.sim.report import run_ranks, run_seeds
 from tests.sim.simulation import Simulation
 from tests.sources import ROOT
 from tests.support.budget import LONG, fresh_seeds
-from unified_cache.controller import controller, jobs
-from unified_cache.core.pool import PoolSpec, Slots, Tier
-from unified_cache.core.slots import PageMap
-from unified_cache.tree import Lock, RadixTree, transfer
-from unified_cache.tree.eviction_queues import EvictionQueues
+from unified_cache.core.pool import Tier
 from unified_cache.tree.node import Node
 from unified_cache.tree.transfer import Transfer
 
@@ -80,93 +75,10 @@ def test_ranks_with_stores_lag_and_luck_of_their_own_keep_the_same_trees(seed: i
     assert run_ranks(seed, 20_000 if LONG else RANKS_OPERATIONS, size)
 
 
-def publish_unmarked(patch: pytest.MonkeyPatch) -> None:
+def test_a_planted_mistake_is_caught_and_its_seed_shows_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages on their way are not marked, so that two transfers bring one."""
-    patch.setattr(Transfer, "_mark", lambda *_, **__: None)
-
-
-def unpin_the_source_early(patch: pytest.MonkeyPatch) -> None:
-    """A transfer lets its source go before the copy is made."""
-    expect, unlock = Transfer.expect, RadixTree.unlock
-
-    def hasty(transfer: Transfer, targets: Sequence[Slots]) -> None:
-        expect(transfer, targets)
-        transfer.tree.unlock(transfer.source)
-
-    def once(tree: RadixTree, lock: Lock) -> None:
-        if not lock.released:
-            unlock(tree, lock)
-
-    patch.setattr(Transfer, "expect", hasty)
-    patch.setattr(RadixTree, "unlock", once)
-
-
-def evict_what_is_locked(patch: pytest.MonkeyPatch) -> None:
-    """Windows and states go, locked or not."""
-    evictable = EvictionQueues.evictable
-
-    def careless(self: EvictionQueues, node: Node, tier_component: int) -> bool:
-        return evictable(self, node, tier_component) or (
-            tier_component % self._components_count > 0 and node.held_count[tier_component] > 0
-        )
-
-    patch.setattr(EvictionQueues, "evictable", careless)
-    patch.setattr(Node, "first_pinned", lambda self, _: self.pages)
-
-
-def believe_the_store(patch: pytest.MonkeyPatch) -> None:
-    """A page counts as arrived whatever came."""
-    patch.setattr(jobs, "whole_pages", lambda parts, *_: [np.ones(len(part), np.bool_) for part in parts])
-
-
-def copy_pages_in_another_order(patch: pytest.MonkeyPatch) -> None:
-    """The pages of a backup lie root first, their slots do not."""
-    backup = ContentMemory.backup
-
-    def turned(self: ContentMemory, pool: PoolSpec, source: Slots, target: Slots) -> None:
-        backup(self, pool, source[::-1], target)
-
-    patch.setattr(ContentMemory, "backup", turned)
-
-
-def leave_the_map_as_it_was(patch: pytest.MonkeyPatch) -> None:
-    """Full slots go on leading to peers that have gone."""
-    patch.setattr(PageMap, "unbind", lambda *_: None)
-
-
-def publish_pages_before_their_prefix(patch: pytest.MonkeyPatch) -> None:
-    """The last node of a transfer is published first, onto nothing, and so its pages are lost."""
-    nodes_of_pages = transfer.nodes_of_pages
-    patch.setattr(transfer, "nodes_of_pages", lambda *given: nodes_of_pages(*given)[::-1])
-
-
-def publish_while_the_engine_reads(patch: pytest.MonkeyPatch) -> None:
-    """A load that an engine follows goes on, and gives slots back that the engine reads."""
-    patch.setattr(controller, "in_use", lambda _, error: controller.in_flight(error))
-
-
-MISTAKES = (
-    publish_unmarked,
-    unpin_the_source_early,
-    evict_what_is_locked,
-    believe_the_store,
-    copy_pages_in_another_order,
-    leave_the_map_as_it_was,
-    publish_pages_before_their_prefix,
-    publish_while_the_engine_reads,
-)
-
-
-@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.__name__)
-def test_a_planted_mistake_is_caught_and_its_seed_shows_it_again(
-    mistake: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    mistake(monkeypatch)
-    report = SimReport()
-    for seed in FAULTY_SEEDS:
-        run_seed(seed, CAUGHT_WITHIN, report)
-        if report.violations:
-            break
+    monkeypatch.setattr(Transfer, "_mark", lambda *_, **__: None)
+    report = run_seeds(FAULTY_SEEDS, CAUGHT_WITHIN, first_violation=True)
     (violation,) = report.violations
     assert f"python -m tests.sim --seed {violation.seed} --ops {violation.operations} --seeds 1" in str(violation)
     again = run_seeds([violation.seed], violation.operations)
