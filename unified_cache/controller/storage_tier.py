@@ -6,6 +6,7 @@ put: so uses of stored pages wait in ``RecencyHints``, and are sent ahead of the
 The store may be away when the cache opens: ``StoreArrival`` attaches it as soon as every rank has its own.
 """
 
+import logging
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -40,6 +41,8 @@ from unified_cache.storage_backends.url import open_storage
 from unified_cache.storage_backends.wrappers import StorageGuard, declared_capability
 from unified_cache.storage_backends.wrappers.guard import DECLARATION_S
 from unified_cache.storage_backends.wrappers.layer import Method, VerifiedStorage
+
+logger = logging.getLogger(__name__)
 
 
 class StoreEpoch:
@@ -260,6 +263,8 @@ class StorageTier:
             call_within(timeout_s, Method.CLOSE.value, self.backend.close)
         except StorageTimeoutError as error:
             return [str(error)]
+        except Exception as error:  # noqa: BLE001  # the edge: a store's code; it has returned, and its memory is free
+            logger.warning("the store failed to close: %s: %s", type(error).__name__, error)
         return []
 
     def prompt_pages_max(self) -> int | None:

@@ -6,13 +6,13 @@ above it, once; a backend sees pages one by one and knows no pool by name.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from operator import attrgetter
 from typing import NamedTuple
 
-from unified_cache.core.errors import ConfigError, NotOfferedError
+from unified_cache.core.errors import ConfigError, NotOfferedError, StorageError
 from unified_cache.core.pool import ModelLayout
 from unified_cache.core.seal import HEADER_BYTES, Label, PageChecksum
 from unified_cache.proto.manifest_pb2 import Manifest
@@ -276,12 +276,7 @@ class Store(ABC):
         One that lay in several places may count for each. What had been put before the call is a miss after it, in a
         durable store after a crash too; what is being put meanwhile may stay.
         """
-        removed_count, cursor, is_over = 0, "", False
-        while not is_over:
-            found = self.scan(identity, cursor)
-            removed_count += self.remove([each.label for each in found.objects])
-            cursor, is_over = found.cursor, not found.cursor
-        return removed_count
+        return sum(self.remove([each.label for each in found.objects]) for found in scans(self, identity))
 
     def manifests(self) -> dict[bytes, Manifest | None] | None:
         """Return the manifest of every identity, by its digest; None where the store does not say whose pages it has.
@@ -345,3 +340,16 @@ class Store(ABC):
 
     def close(self) -> None:  # noqa: B027 -- its default does nothing
         """Wait for calls in flight and let everything go. What was stored stays where the backend keeps it."""
+
+
+def scans(store: Store, identity: bytes, cursor: str = "") -> Iterator[Scan]:
+    """Yield the scans of an identity, from behind ``cursor`` on; raise StorageError where one does not advance."""
+    while True:
+        found = store.scan(identity, cursor)
+        yield found
+        if not found.cursor:
+            return
+        if found.cursor == cursor:
+            name = store.capability().name
+            raise StorageError(f"a scan must advance, that of {name} stays at {cursor!r}", retryable=False)
+        cursor = found.cursor

@@ -291,6 +291,19 @@ def test_a_store_without_a_guard_that_hangs_while_it_is_closed_is_named_in_time(
     assert toy.cache.close() == []
 
 
+@pytest.mark.parametrize("guard", [None, GuardConfig()])
+@pytest.mark.parametrize("leaves", [UnifiedCache.detach, UnifiedCache.close])
+def test_a_store_that_fails_to_close_is_left_and_the_cache_closes(
+    leaves: Callable[[UnifiedCache], list[str]], guard: GuardConfig | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = ScriptedStorage()
+    store.before[Method.CLOSE] = raising(RuntimeError("no flush"))
+    toy = engine(store, guard=guard)
+    assert leaves(toy.cache) == []
+    assert "failed to close: RuntimeError: no flush" in caplog.text
+    assert toy.cache.close() == []
+
+
 # ---- telling -----------------------------------------------------------------------------------------------------
 
 

@@ -1,7 +1,7 @@
 """Verifying, scrubbing, collecting and clearing stores, and finding out what they hold."""
 
 import tracemalloc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace as replaced
 from itertools import groupby
 from pathlib import Path
@@ -240,9 +240,10 @@ class StuckScan(ListedMemory):
         return Scan([], "here")
 
 
-def test_a_scan_that_does_not_advance_is_a_fault() -> None:
+@pytest.mark.parametrize("use", [lambda store, owner: list(listed(store, owner)), Store.clear])
+def test_a_scan_that_does_not_advance_is_a_fault(use: Callable[[Store, bytes], object]) -> None:
     with pytest.raises(StorageError, match="must advance"):
-        list(listed(StuckScan(), bytes(32)))
+        use(StuckScan(), bytes(32))
 
 
 class UnorderedScan(ListedMemory):

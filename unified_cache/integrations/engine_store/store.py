@@ -414,8 +414,8 @@ class EngineStore:
             left_s = max(until_s - self._clock(), CLOSE_S_MIN)
             try:
                 call_within(left_s, Method.CLOSE.value, opened.guard.close, self._clock)
-            except CacheError as error:
-                logger.warning("a store was left before it was closed: %s", error)
+            except Exception as error:  # noqa: BLE001  # the edge: a store's code
+                logger.warning("a store was left before it was closed: %s: %s", type(error).__name__, error)
         self._bounce.close()
 
     def __enter__(self) -> "EngineStore":

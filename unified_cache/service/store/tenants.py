@@ -26,6 +26,7 @@ from unified_cache.storage_backends.protocol import (
     Scan,
     Store,
     StoredObject,
+    scans,
 )
 
 ANNOUNCED_MAX = 4096
@@ -320,15 +321,12 @@ class TenantStore:
         """
         layout = described_by(manifest).layout
         sizes = {pool.name: HEADER_BYTES + pool.page_bytes for pool in layout.pools}
-        cursor = ""
-        while not stop.is_set():
-            listed = self._store.scan(manifest.identity, cursor)
+        for listed in scans(self._store, manifest.identity):
+            if stop.is_set():
+                return
             used = listed.used or [0] * len(listed.objects)
             found = [StoredObject(label, sizes.get(label.pool, length)) for label, length in listed.objects]
             yield sorted(zip(used, found, strict=True), key=itemgetter(0), reverse=True)
-            cursor = listed.cursor
-            if not cursor:
-                return
 
     def _remove_outgrown(self, labels: Sequence[Label]) -> None:
         for start in range(0, len(labels), REMOVED_PAGES_MAX):

@@ -161,7 +161,7 @@ class BoundedCall(Generic[Result]):
         late = self._late
         if late is None:
             return StorageTimeoutError("the work was given up between two calls to the store", self)
-        within = "" if math.isinf(late.deadline_s) else f" within {late.deadline_s:.6g} s"
+        within = "" if math.isinf(late.deadline_s) else f" within {late.deadline_s:.2g} s"
         return StorageTimeoutError(f"the store did not return from {late.name}{within}", self)
 
     def make(self) -> None:

@@ -18,10 +18,10 @@ from unified_cache.storage_backends.protocol import (
     Answer,
     Contents,
     PageIO,
-    Scan,
     Store,
     StoredObject,
     UsedBetween,
+    scans,
 )
 from unified_cache.storage_backends.wrappers.layer import summed
 
@@ -135,18 +135,6 @@ class ListedPage(NamedTuple):
     """The set of its objects, see ``ObjectPools``."""
     misfits: Sequence[StoredObject]
     """Objects that no engine of this identity asks for, or could use."""
-
-
-def scans(storage: Store, identity: bytes, cursor: str = "") -> Iterator[Scan]:
-    """Yield the scans of an identity, from behind the name in ``cursor`` on."""
-    while True:
-        found = storage.scan(identity, cursor)
-        yield found
-        if not found.cursor:
-            return
-        if found.cursor == cursor:
-            raise StorageError(f"a scan must advance, {storage.capability().name} stays at {cursor!r}", retryable=False)
-        cursor = found.cursor
 
 
 def listed(storage: Store, identity: bytes, cursor: str = "", watch: Watch = unwatched) -> Iterator[list[StoredObject]]:

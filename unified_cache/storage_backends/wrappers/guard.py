@@ -125,7 +125,7 @@ class StorageGuard(StorageLayer):
         The backend is closed once no call is in flight, if need be long after this has raised StorageTimeoutError,
         which names the calls that hang. Calling it again waits again.
         """
-        bound_s = self.deadline_s if timeout_s is None else timeout_s
+        bound_s = self.deadline_s if timeout_s is None else max(timeout_s, 0.0)
         with self._changed:
             self._closed = True
             if self._closing is None:
