@@ -310,9 +310,9 @@ class UnifiedCache(RequestCalls):
         """End transfers and workers, then storage; return the names of workers that hang, which is rare and bad.
 
         Where there is storage, what the write policy has put off is stored first, as far as there is time. Waits at
-        most ``config.close_timeout_s``, three times. Once more does nothing.
+        most ``config.close_timeout_s``, three times. Once more does nothing, nor does it in a forked child.
         """
-        if self._closed:
+        if self._closed or not self._home.is_here:
             return []
         self._enter()
         timeout_s = self.config.close_timeout_s

@@ -34,6 +34,7 @@ from unified_cache.core.config import CacheConfig, WritePolicy
 from unified_cache.core.errors import ClosedError, InputError, OwnerThreadError, check_kind
 from unified_cache.core.page import DEFAULT_NAMESPACE, MediaItem, Namespace, Prompt, TokensLike
 from unified_cache.core.pool import Identity, ModelLayout, Pages, Slots, Tier
+from unified_cache.core.process import HomeProcess
 from unified_cache.core.slots import PairedAllocator
 from unified_cache.storage_backends.protocol import Level
 from unified_cache.tree import UNNAMED, Lock, Match
@@ -91,6 +92,7 @@ class RequestCalls:
         self._locks: set[Lock] = set()
         self.dropped: deque[Callable[[], None]] = deque()
         """Closes of requests that nobody has any more and nobody closed; their finalizers, on any thread, append."""
+        self._home = HomeProcess("the cache")
         self._owner = threading.get_ident()
         self._closed = False
         self._lookups = LookupCounts()
@@ -462,6 +464,7 @@ class RequestCalls:
                 self._take_over(tier)
 
     def _enter(self) -> None:
+        self._home.check()
         if threading.get_ident() != self._owner:
             raise OwnerThreadError("a cache may be called only from the thread that opened it")
         if self._closed:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from threading import Lock
 
 from unified_cache.core.errors import ClosedError, ConfigError, StorageError
+from unified_cache.core.process import HomeProcess
 from unified_cache.core.seal import HEADER_BYTES, Label, may_be_coded
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.storage_backends.common.lru import StoreLru
@@ -32,6 +33,7 @@ class MemoryStorage(Store):
         self._pages: dict[Label, bytes] = {}
         self._removed = RemovalBuffer()
         self._closed = False
+        self._home = HomeProcess(f"the store {self._name}:")
         self._guard = Lock()
 
     @property
@@ -41,6 +43,7 @@ class MemoryStorage(Store):
 
     def capability(self) -> Capability:
         """Return the abilities of this backend."""
+        self._home.check()
         with self._guard:
             self._check_open()
             return Capability(
@@ -53,17 +56,20 @@ class MemoryStorage(Store):
 
     def register(self, manifest: Manifest, slabs: Mapping[str, memoryview]) -> None:
         """Accept any identity; pages in memory need no announcement."""
+        self._home.check()
         with self._guard:
             self._check_open()
 
     def exists(self, labels: Sequence[Label]) -> list[Answer]:
         """Return for each label whether it is held. No access."""
+        self._home.check()
         with self._guard:
             self._check_open()
             return Answer.of_reads(map(self._pages.__contains__, labels))
 
     def lengths(self, labels: Sequence[Label]) -> list[int | None]:
         """Return the bytes of each object, None where there is none. No access."""
+        self._home.check()
         with self._guard:
             self._check_open()
             return [self._lru.size_of(label) for label in labels]
@@ -71,6 +77,7 @@ class MemoryStorage(Store):
     def get(self, pages: Sequence[PageIO]) -> list[Answer]:
         """Copy each page into its buffers; one of another length is dropped, unless it may be the page, coded."""
         answers: list[Answer] = []
+        self._home.check()
         with self._guard:
             self._check_open()
             for page, object_bytes in zip(pages, self._sizes_of(pages), strict=True):
@@ -88,6 +95,7 @@ class MemoryStorage(Store):
 
     def put(self, pages: Sequence[PageIO], level: Level) -> list[Answer]:
         """Copy pages in, as far as there is room; DURABLE raises StorageError, which memory cannot promise."""
+        self._home.check()
         with self._guard:
             self._check_open()
             if level is Level.DURABLE:
@@ -111,18 +119,21 @@ class MemoryStorage(Store):
 
     def touch(self, labels: Sequence[Label]) -> None:
         """Make pages the most recent ones."""
+        self._home.check()
         with self._guard:
             self._check_open()
             self._lru.touch(reversed(labels))
 
     def remove(self, labels: Sequence[Label]) -> int:
         """Drop objects; return how many there were."""
+        self._home.check()
         with self._guard:
             self._check_open()
             return sum(self._drop(label) for label in labels)
 
     def clear(self, identity: bytes) -> int:
         """Drop every page of one identity. Linear in all pages held."""
+        self._home.check()
         with self._guard:
             self._check_open()
             return sum(self._drop(label) for label in self._lru.labels_of(identity))
@@ -130,18 +141,22 @@ class MemoryStorage(Store):
     def scan(self, identity: bytes, cursor: str = "") -> Scan:
         """List objects of one identity by name. Linear in all objects."""
         check_scan(identity, cursor)
+        self._home.check()
         with self._guard:
             self._check_open()
             return self._lru.scan(identity, cursor)
 
     def removals(self) -> RemovalFeed:
         """Begin to tell a subscriber what goes; closing the store tells nothing."""
+        self._home.check()
         with self._guard:
             self._check_open()
             return self._removed.subscribe()
 
     def close(self) -> None:
         """Release every page; memory is where this backend keeps them."""
+        if not self._home.is_here:
+            return
         with self._guard:
             self._closed = True
             self._pages.clear()

@@ -31,6 +31,7 @@ from unified_cache.core.errors import (
     without_secrets,
 )
 from unified_cache.core.pool import Identity, ModelLayout
+from unified_cache.core.process import HomeProcess
 from unified_cache.core.seal import HEADER_BYTES, Label
 from unified_cache.core.sizes import parse_bytes
 from unified_cache.integrations.engine_store.buffers import BounceBuffer, BounceMemory
@@ -145,6 +146,7 @@ class EngineStore:
         self._changed = Condition()
         """Notified when one of them has ended."""
         self._feed: RemovalFeed | None = None
+        self._home = HomeProcess("this engine store")
         self._closed = False
 
     @classmethod
@@ -391,8 +393,10 @@ class EngineStore:
 
         ``timeout_s`` is the deadline unless given. After it no view of an engine's memory is left, whatever the store
         does, but of callers that are still in a store that returns by itself. Bounce buffers that another may still
-        write go when it has returned.
+        write go when it has returned. In a forked child nothing is done.
         """
+        if not self._home.is_here:
+            return
         with self._changed:
             if self._closed:
                 return
@@ -425,13 +429,15 @@ class EngineStore:
         self.close()
 
     def _time(self, due_s: float = math.inf, pages_count: int = 0) -> CallTime:
-        """Return the time of a call that begins now, and is waited for."""
+        """Return the time of a call that begins now, and is waited for; none begins in a forked child."""
+        self._home.check()
         now_s = self._clock()
         timeout_s = self._config.call_timeout_s * max(-(-pages_count // CALL_PAGES), 1)
         return CallTime(self._deadline_s, now_s, now_s + timeout_s, due_s, waits_in_line=False)
 
     def _time_in_line(self) -> CallTime:
-        """Return the time of a call that begins when a thread is free."""
+        """Return the time of a call that begins when a thread is free, of which a forked child has none."""
+        self._home.check()
         return CallTime(self._deadline_s, self._clock(), math.inf, math.inf, waits_in_line=True)
 
     @property

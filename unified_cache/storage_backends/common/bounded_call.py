@@ -40,6 +40,7 @@ from types import FrameType, TracebackType
 from typing import Generic, TypeVar
 
 from unified_cache.core.errors import ClosedError, StorageError, StorageTimeoutError
+from unified_cache.core.process import HomeProcess
 
 Result = TypeVar("Result", covariant=True)
 
@@ -578,15 +579,20 @@ class CallsInFlight:
 
     An interrupt from the keyboard can cut a call short before it has left. So a call is known by the frame that it runs
     in: of one that is not running any more, nothing is in flight.
+
+    A forked child is refused, and its close is not the one that is to release: locks may be held there by threads that
+    it does not have, and what it would release is its parent's.
     """
 
     def __init__(self, store: str) -> None:
         self._store = store
+        self._home = HomeProcess(store)
         self._frames: dict[FrameType, None] = {}
         self._closed = False
         self._last_left = Condition(Lock())
 
     def __enter__(self) -> None:
+        self._home.check()
         self._frames[sys._getframe(1)] = None  # noqa: SLF001  # documented, and nothing else names the caller's frame
         if self._closed:
             self._frames.pop(sys._getframe(1), None)  # noqa: SLF001
@@ -600,6 +606,8 @@ class CallsInFlight:
 
     def close(self, timeout_s: float = math.inf) -> bool:
         """Refuse new calls and wait for those in flight; True for the one caller that is to release."""
+        if not self._home.is_here:
+            return False
         with self._last_left:
             first = not self._closed
             self._closed = True

@@ -10,7 +10,6 @@ memory.
 import atexit
 import ctypes
 import http.client
-import os
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 
-from unified_cache.core.errors import ConfigError, StateError, StorageError
+from unified_cache.core.errors import ConfigError, StorageError
 from unified_cache.core.seal import HEADER_BYTES
 from unified_cache.storage_backends.common.bounded_call import CallsInFlight
 from unified_cache.storage_backends.common.breaker import CircuitBreaker
@@ -149,7 +148,6 @@ class MooncakeClient:
         self._copied_at_s = 0.0
         self._registered: dict[tuple[int, int], int] = {}
         self._master = CircuitBreaker(1, REST, name=f"the Mooncake master at {address.master}")
-        self._pid = os.getpid()
         self._in_flight = CallsInFlight("the Mooncake client, as the process ends,")
         self._guard = Lock()
 
@@ -188,7 +186,7 @@ class MooncakeClient:
     def register(self, memory: memoryview) -> tuple[int, int]:
         """Make memory known to the transport, once for all who do so; return what ``unregister`` takes."""
         region = (pointer_to(memory), memory.nbytes)
-        with self._calls(), self._guard:
+        with self._in_flight, self._guard:
             if region not in self._registered:
                 code = self._store.register_buffer(*region)
                 if code:
@@ -200,7 +198,7 @@ class MooncakeClient:
 
     def unregister(self, region: tuple[int, int]) -> None:
         """Take one registration back; with the last one the transport forgets the memory."""
-        with self._calls(), self._guard:
+        with self._in_flight, self._guard:
             self._registered[region] -= 1
             if not self._registered[region]:
                 del self._registered[region]
@@ -246,7 +244,7 @@ class MooncakeClient:
 
     def _replicas_of(self, present: list[str]) -> "Iterator[tuple[str, Sequence[Replica]]]":
         for start in range(0, len(present), AGED_OBJECTS):
-            with self._calls():
+            with self._in_flight:
                 found = self._store.batch_get_replica_desc(present[start : start + AGED_OBJECTS])
             yield from ((name, replicas) for name, replicas in found.items() if replicas)
 
@@ -259,7 +257,7 @@ class MooncakeClient:
         nodes = self.choice.nodes(NODES_MAX) if names else []
         if not nodes:
             return
-        with self._calls(), self._guard:
+        with self._in_flight, self._guard:
             if time.monotonic() >= self._copied_at_s:
                 self._copied_at_s = time.monotonic() + COPIES_TIME_S
                 self._copying.clear()
@@ -297,7 +295,7 @@ class MooncakeClient:
                 at += size
         pointers, places, sizes = (list(column) for column in zip(*pieces, strict=True))
         assert self._engine is not None, "only objects with replicas are read so"
-        with self._calls():
+        with self._in_flight:
             return self._engine.batch_transfer_sync_read(endpoint, pointers, places, sizes) == 0
 
     def put_config(
@@ -319,15 +317,10 @@ class MooncakeClient:
         """Start no further call and wait a while for those in flight, as the process ends."""
         self._in_flight.close(EXIT_WAIT_S)
 
-    def _calls(self) -> CallsInFlight:
-        if os.getpid() != self._pid:
-            raise StateError("a Mooncake client does not survive a fork; open the store in the new process (spawn)")
-        return self._in_flight
-
     def _ask(self, names: Sequence[str], call: Callable[[], list[int]]) -> list[int]:
         if self._master.has_failures:
             self._probe_master()
-        with self._calls():
+        with self._in_flight:
             codes = call()
         if len(codes) != len(names):
             raise StorageError(f"Mooncake gave {len(codes)} answers for {len(names)} objects", retryable=False)

@@ -16,6 +16,7 @@ from contextlib import suppress
 from threading import Lock
 
 from unified_cache.core.errors import StorageError
+from unified_cache.core.process import HomeProcess
 from unified_cache.core.seal import HEADER_BYTES, Label, may_be_coded
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.storage_backends.manifest import is_sound, owner_of
@@ -64,6 +65,7 @@ class CodedStorage(StorageLayer):
         self._forgotten_s = clock()
         self._owners: OrderedDict[bytes, str] = OrderedDict()
         self._counts: Counter[Undecoded] = Counter()
+        self._home = HomeProcess("this store of coded pages")
         self._guard = Lock()
 
     def memory_reader(self) -> Store | None:
@@ -188,6 +190,7 @@ class CodedStorage(StorageLayer):
         """Store pages; those whose owner has no key are declined. What could not be read here is replaced."""
         if not self._coder.is_coding:
             return self._backend.put(pages, level)
+        self._home.check()  # what codes pages has locks of its own
         encoded = [self._coder.encode(page, self._owners.get(page.label.identity)) for page in pages]
         objects = [each for each in encoded if each is not None]
         self._count(

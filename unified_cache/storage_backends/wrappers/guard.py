@@ -19,6 +19,7 @@ from typing import TypeVar, cast
 
 from unified_cache.core.config import GuardConfig
 from unified_cache.core.errors import ClosedError, StorageError, StorageTimeoutError
+from unified_cache.core.process import HomeProcess
 from unified_cache.core.seal import Label
 from unified_cache.storage_backends.common.bounded_call import (
     BoundedCall,
@@ -97,6 +98,7 @@ class StorageGuard(StorageLayer):
         self._changed = Condition(self._lock)
         """Notified when a caller that waits for a place may find one, and once closed."""
         self._closed = False
+        self._home = HomeProcess("this guarded store")
         self._closing: BoundedCall[None] | None = None
         self.retries_count = 0
 
@@ -123,8 +125,10 @@ class StorageGuard(StorageLayer):
         """Refuse calls, let those in flight return, close the wrapped backend; wait ``timeout_s`` or the deadline.
 
         The backend is closed once no call is in flight, if need be long after this has raised StorageTimeoutError,
-        which names the calls that hang. Calling it again waits again.
+        which names the calls that hang. Calling it again waits again. A forked child closes nothing.
         """
+        if not self._home.is_here:
+            return
         bound_s = self.deadline_s if timeout_s is None else max(timeout_s, 0.0)
         with self._changed:
             self._closed = True
@@ -237,6 +241,7 @@ class StorageGuard(StorageLayer):
         return self._closed or len(self._in_flight) < self._calls_max or all(step.is_stuck for step in self._in_flight)
 
     def _check_open(self) -> None:
+        self._home.check()
         if self._closed:
             raise ClosedError("this guarded store was closed")
 
