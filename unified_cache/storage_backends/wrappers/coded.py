@@ -187,7 +187,10 @@ class CodedStorage(StorageLayer):
         return [pages[number].label for number in refused if number not in left]
 
     def put(self, pages: Sequence[PageIO], level: Level) -> list[Answer]:
-        """Store pages; those whose owner has no key are declined. What could not be read here is replaced."""
+        """Store pages; those whose owner has no key are declined. What could not be read here is replaced.
+
+        For DURABLE what is there is read first: the store's own seal holds of an object that no key of ours opens.
+        """
         if not self._coder.is_coding:
             return self._backend.put(pages, level)
         self._home.check()  # what codes pages has locks of its own
@@ -198,6 +201,8 @@ class CodedStorage(StorageLayer):
             for page, each in zip(pages, encoded, strict=True)
             if each is None
         )
+        if level is Level.DURABLE:
+            self.get([PageIO(page.label, (memoryview(bytearray(page_bytes(page))),)) for page in pages])
         with self._guard:
             unreadable = [each.label for each in objects if each.label in self._unreadable]
             self._unreadable.difference_update(unreadable)

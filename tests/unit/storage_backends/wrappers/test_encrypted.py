@@ -271,6 +271,21 @@ def test_the_same_page_is_never_encrypted_twice_to_the_same_bytes(tmp_path: Path
 # Rotation
 
 
+@pytest.mark.parametrize("kind", StoreKind)
+@pytest.mark.parametrize("keys", ["", "&keys=file:{}"])
+def test_a_durable_put_replaces_a_page_that_is_encrypted_with_a_key_not_known_here(
+    kind: StoreKind, keys: str, tmp_path: Path
+) -> None:
+    path, page = tmp_path / "keys", page_of(label(1), bf16_like(1))
+    url = f"{kind.value}:{tmp_path}/store#compress=lossless"
+    for key, coding in ((OLD, "&keys=file:{}"), (NEW, keys)):
+        key_file(tmp_path, f"* {key}")
+        with closing(open_storage(url + coding.format(path))) as storage:
+            storage.register(manifest_of(MODEL, LAYOUT), {})
+            assert storage.put([page], Level.DURABLE) == [Answer.STORED]
+            assert read_back(storage, page) == bytes_of(page)
+
+
 def test_a_rotation_under_load_causes_no_miss(tmp_path: Path) -> None:
     path = key_file(tmp_path, f"* {OLD}")
     backend, clock = MemoryStorage(), ManualClock()
