@@ -3,6 +3,7 @@
 from scripts.mutants.mutant import Mutant
 
 COPIES = ("tests/unit/core/test_device_copies.py",)
+STALENESS = ("tests/e2e/test_engine_staleness.py",)
 
 DEVICE_MUTANTS = [
     Mutant(
@@ -97,5 +98,27 @@ DEVICE_MUTANTS = [
         "            torch.cuda.current_stream(self._table.device).wait_event(self._copied)\n",
         "            pass\n",
         ("tests/unit/forward/test_forward.py",),
+    ),
+    Mutant(
+        "a translation takes the map when it is first asked, and never looks again",
+        "forward/translation.py",
+        "        if self._version == self._map.version:\n",
+        "        if self._version >= 0 and self._table[:-1].any():\n",
+        STALENESS,
+    ),
+    Mutant(
+        "a translation is kept by length",
+        "forward/translation.py",
+        "return torch.add(offsets, self._table[pages], alpha=self.page_size).to(torch.int32)\n",
+        "kept = torch.add(offsets, self._table[pages], alpha=self.page_size).to(torch.int32)\n"
+        "        return vars(_never).setdefault(f'{id(self)} {locs.numel()}', kept)\n",
+        STALENESS,
+    ),
+    Mutant(
+        "a graph writes windows where its batch does not say",
+        "forward/graph.py",
+        "            self.out_cache_loc_swa[: batch.tokens_count].copy_(locs)\n",
+        "            pass\n",
+        STALENESS,
     ),
 ]

@@ -2,13 +2,12 @@
 
 The engine copies what the model leaves to where a forward's metadata says, and nothing reads that but later turns. So
 whoever takes a location from an earlier forward, an earlier map or another batch shows in the logits of a later turn.
-Loads and graphs run twice: by the rules of ``forward``, and the stale way, which must show. Locations that are bound or
-padded after metadata was built are in ``tests/unit/forward``.
+``scripts.mutants`` does. Locations that are bound or padded after metadata was built are in ``tests/unit/forward``.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 
 import pytest
 import torch
@@ -18,11 +17,9 @@ from tests.support.exactness import is_equal, kept_by, tokens_of
 from tests.support.gpu import needs_gpu
 from tests.support.session import Session
 from tests.unit.forward.test_graph import captured
-from unified_cache.core.slots import PageMap
 from unified_cache.forward import (
     ForwardBatch,
     GraphBucket,
-    GraphBuffers,
     HybridGraphBuffers,
     LayerKind,
     SwaTranslation,
@@ -113,41 +110,6 @@ def hybrid(translation: SwaTranslation | None) -> SwaTranslation:
 # ---- load-back between the forwards of a conversation ----------------------------------------------------------
 
 
-class RemembersByLength(SwaTranslation):
-    """As sglang #25889, which took the same address and length for the same locations; addresses are used again."""
-
-    __slots__ = ("_kept",)
-
-    def __init__(self, page_map: PageMap, table: torch.Tensor, page_size: int) -> None:
-        super().__init__(page_map, table, page_size)
-        self._kept: dict[int, torch.Tensor] = {}
-
-    def translate_locs(self, locs: torch.Tensor) -> torch.Tensor:
-        if len(locs) not in self._kept:
-            self._kept[len(locs)] = super().translate_locs(locs)
-        return self._kept[len(locs)]
-
-
-class ReadsTheMapOnce(SwaTranslation):
-    """Takes a copy of the map when the first page is in it, and never looks again."""
-
-    __slots__ = ()
-
-    def refresh(self) -> None:
-        if self._version < 0 and self._map.table[:-1].any():
-            super().refresh()
-
-
-def remembering(translation: SwaTranslation | None) -> WriteLocator:
-    given = hybrid(translation)
-    return PagedWriteLocator(RemembersByLength(given._map, given._table, given.page_size))
-
-
-def reading_once(translation: SwaTranslation | None) -> WriteLocator:
-    given = hybrid(translation)
-    return PagedWriteLocator(ReadsTheMapOnce(given._map, torch.zeros_like(given._table), given.page_size))
-
-
 def mirrored(translation: SwaTranslation | None) -> WriteLocator:
     given = hybrid(translation)
     return PagedWriteLocator(SwaTranslation(given._map, torch.zeros_like(given._table), given.page_size))
@@ -172,28 +134,20 @@ def test_conversations_are_exact_when_loads_rebuild_the_map_between_their_forwar
     assert is_exact(found, family)
 
 
-@pytest.mark.parametrize("family", [*FAMILIES[:2], pytest.param(FAMILIES[2], marks=pytest.mark.long)])
-@pytest.mark.parametrize("stale", [remembering, reading_once])
-def test_a_translation_that_outlives_its_forward_shows(family: str, stale: Place) -> None:
-    assert not is_exact(talk(stale, family), family)
-
-
 # ---- graphs ------------------------------------------------------------------------------------------------------
 
 
 class Graphs:
     """Forwards are replays: a graph, captured where there is CUDA, reads the locations at fixed addresses."""
 
-    def __init__(self, translation: SwaTranslation | None, *, is_stale: bool = False) -> None:
+    def __init__(self, translation: SwaTranslation | None) -> None:
         given = hybrid(translation)
         self._others = PagedWriteLocator(given)
-        self._is_stale = is_stale
         self._graphs = [CapturedWrites(bucket, given) for bucket in GRAPH_BUCKETS]
 
     def __call__(self, batch: ForwardBatch) -> WriteLocs:
         for graph in self._graphs:
-            refill = GraphBuffers.refill if self._is_stale else HybridGraphBuffers.refill
-            if refill(graph.buffers, batch):
+            if graph.buffers.refill(batch):
                 return graph.replayed()
         return self._others(batch)
 
@@ -219,9 +173,8 @@ class CapturedWrites:
 
 
 @pytest.mark.parametrize("family", UNLIKE)
-def test_replayed_graphs_write_where_the_batch_says_and_locations_of_another_show(family: str) -> None:
+def test_replayed_graphs_write_where_the_batch_says(family: str) -> None:
     assert is_exact(talk(Graphs, family), family)
-    assert not is_exact(talk(partial(Graphs, is_stale=True), family), family)
 
 
 @needs_gpu
@@ -234,4 +187,3 @@ def test_captured_cuda_graphs_write_where_their_buffers_were_refilled_to() -> No
     assert all(found.from_host[USERS:])
     assert found.reused == expected.reused
     assert is_equal(found.logits, expected.logits)
-    assert not is_equal(talk(partial(Graphs, is_stale=True), kept=kept).logits, expected.logits)
