@@ -115,8 +115,12 @@ class PageChecksum:
 
 def seal_buffers(buffers: Sequence[memoryview], label: Label, version: int = FORMAT_VERSION) -> None:
     """Write the header of a page into its buffers; the payload, all bytes after the header, is complete."""
-    payload = payload_of(buffers)
-    header = header_of(label, sum(map(len, payload)), checksum_of(payload), version)
+    if len(buffers) == 1:  # as most are
+        payload = buffers[0][HEADER_BYTES:]
+        buffers[0][:HEADER_BYTES] = header_of(label, len(payload), xxh3_64_intdigest(payload), version)
+        return
+    payloads = payload_of(buffers)
+    header = header_of(label, sum(map(len, payloads)), checksum_of(payloads), version)
     for buffer in buffers:
         part, header = header[: len(buffer)], header[len(buffer) :]
         buffer[: len(part)] = part

@@ -310,8 +310,9 @@ class PageWriter:
         finally:
             named = [draft.stored for draft in drafts if draft.is_named]
             self._quota.end_grant(named, [draft.stored for draft in drafts if not draft.is_named])
-        with StorageFaults(f"cannot sync the directories of {self._root.path}"):
-            self._sync(batch.touched)
+        if durable:
+            with StorageFaults(f"cannot sync the directories of {self._root.path}"):
+                self._sync(batch.touched)
         self._quota.use([page.label for page in pages if page.label in batch.stored], pages)
         return [page.label in batch.stored for page in pages]
 
