@@ -103,6 +103,22 @@ def test_what_cannot_be_asked_ends_with_status_2_and_one_line(
     assert (said.status, said.out, said.err.count("\n")) == (2, "", 1), said.err
 
 
+@pytest.mark.parametrize("words", ["conformance", "storage stat", "storage verify", "serve --storage"])
+@pytest.mark.parametrize(
+    "store",
+    [
+        *("of_one", "away:there", "Speechless", "Confused", "Failing", "NoManifests", "NoScan", "NoCount", "NoClose"),
+        *("os.path:join", "tests.support.third_party_absent:x"),
+    ],
+)
+def test_a_store_that_goes_wrong_ends_a_command_with_one_line(words: str, store: str) -> None:
+    opens = {"NoManifests", "NoScan", "NoCount", "NoClose"}
+    if (words.startswith("serve") and store in opens) or (words.startswith("storage") and store == "NoCount"):
+        pytest.skip("it does what was asked")
+    said = ask(*words.split(), store if "." in store else f"tests.support.third_party:{store}")
+    assert (said.status in (1, 2), said.err.count("\n")) == (True, 1), said.err
+
+
 KEY = "9f" * 32
 SECRET = "wJalrXUtnFEMI/K7MDENG"
 SECRET_URLS = (

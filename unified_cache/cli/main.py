@@ -3,6 +3,7 @@
 import logging
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Annotated, Literal, Protocol, runtime_checkable
@@ -19,6 +20,8 @@ EXIT_INTERRUPTED = 130
 """128 and the number of SIGINT; as shells do."""
 EXIT_BROKEN_PIPE = 141
 """128 and the number of SIGPIPE; as shells do."""
+
+logger = logging.getLogger(__name__)
 
 app = typer.Typer(
     name="unified-cache",
@@ -101,8 +104,6 @@ def run(arguments: Sequence[str]) -> int:
         return _refused(text, EXIT_USAGE if is_path_wrong else EXIT_FAILURE)
     except MemoryError:
         return _refused("memory does not suffice", EXIT_FAILURE)
-    except AssertionError as error:
-        return _refused(f"a bug in unified-cache, please report it: {error}", EXIT_FAILURE)
     except (KeyboardInterrupt, typer.Abort) as ended:
         return _interrupted(": ".join(("interrupted", *map(str, ended.args))))
     except SystemExit as ended:
@@ -110,7 +111,18 @@ def run(arguments: Sequence[str]) -> int:
         if isinstance(ended.__context__, BrokenPipeError):
             return _unread()
         raise
+    except Exception as error:  # the edge: our bugs, and other people's code behind a store's URL
+        logger.debug("the command ended by an error that nobody expected", exc_info=error)
+        return _refused(_bug(error), EXIT_FAILURE)
     return command if isinstance(command, int) else 0
+
+
+def _bug(error: Exception) -> str:
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    return (
+        f"a bug in unified-cache, or in the store that was named, please report it: {type(error).__name__}: {error} "
+        f"({place.filename}, line {place.lineno}; --log-level debug shows how it came there)"
+    )
 
 
 def _unread() -> int:

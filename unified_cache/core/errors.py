@@ -29,7 +29,8 @@ A miss, a full pool and "not yet" are return values, never exceptions.
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from difflib import get_close_matches
 from types import UnionType
 from typing import Protocol
@@ -65,6 +66,7 @@ __all__ = [
     "check_kind",
     "check_text",
     "did_you_mean",
+    "foreign_code",
     "without_secrets",
 ]
 
@@ -236,6 +238,18 @@ def check_text(name: str, value: object, error: type[InputError] = InputError) -
         str(value).encode()
     except UnicodeEncodeError as flaw:
         raise error(f"{name} must be text that UTF-8 can encode, found {value!r}") from flaw
+
+
+@contextmanager
+def foreign_code(expected: str) -> Iterator[None]:
+    """Run other people's code; raise StorageError, which says what was expected, for what is no error of ours."""
+    try:
+        yield
+    except (CacheError, MemoryError):
+        raise
+    except Exception as error:
+        found = f"{type(error).__name__}: {without_secrets(str(error))}"
+        raise StorageError(f"{expected}, found {found}", retryable=False) from error
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

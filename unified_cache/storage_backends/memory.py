@@ -5,6 +5,7 @@ of traces, sizing and tests of bookkeeping: it answers as ``memory:`` would and 
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from threading import Lock
 
 from unified_cache.core.errors import ClosedError, ConfigError, StorageError
@@ -208,15 +209,11 @@ class KeysOnlyStorage(MemoryStorage):
         pass
 
 
-def open_url(rest: str, bytes_max: int | None) -> MemoryStorage:
-    """Open ``memory:``; nothing may follow the colon."""
+def _opened(kind: type[MemoryStorage], scheme: str, rest: str, bytes_max: int | None) -> MemoryStorage:
     if rest:
-        raise ConfigError(f"memory: takes nothing after the colon, found {rest!r}")
-    return MemoryStorage(bytes_max)
+        raise ConfigError(f"{scheme}: takes nothing after the colon, found {rest!r}")
+    return kind(bytes_max)
 
 
-def open_keys_only_url(rest: str, bytes_max: int | None) -> KeysOnlyStorage:
-    """Open ``keys_only:``; nothing may follow the colon."""
-    if rest:
-        raise ConfigError(f"keys_only: takes nothing after the colon, found {rest!r}")
-    return KeysOnlyStorage(bytes_max)
+open_url = partial(_opened, MemoryStorage, "memory")
+open_keys_only_url = partial(_opened, KeysOnlyStorage, "keys_only")

@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from operator import attrgetter
+from threading import TIMEOUT_MAX
 from typing import NamedTuple
 
-from unified_cache.core.errors import ConfigError, NotOfferedError, StorageError
+from unified_cache.core.errors import ConfigError, NotOfferedError, StorageError, check_kind
 from unified_cache.core.pool import ModelLayout
 from unified_cache.core.seal import HEADER_BYTES, Label, PageChecksum
 from unified_cache.proto.manifest_pb2 import Manifest
@@ -126,6 +127,16 @@ class Capability:
     """What an object of a length takes of the cap: its length, or more where a file system has it."""
     shares_cap: bool = False
     """Whether a cap that is not this store's own may evict what it is given: a service's, which others share."""
+
+    def __post_init__(self) -> None:
+        check_kind(self.name, str, "the name of a store as text", ConfigError)
+        for flag in (self.durable, self.exists_costs_io, self.bounded, self.shares_cap):
+            check_kind(flag, bool, "an ability of a store as True or False", ConfigError)
+        check_kind(self.bytes_max, int | None, "the bytes_max of a store as bytes, or None", ConfigError)
+        check_kind(self.call_s_max, int | float, "the call_s_max of a store as seconds", ConfigError)
+        check_kind(self.call_bytes, int, "the call_bytes of a store as bytes", ConfigError)
+        if not (0 <= self.call_s_max <= TIMEOUT_MAX and self.call_bytes > 0 and (self.bytes_max or 0) >= 0):
+            raise ConfigError(f"a store must have bytes_max and call_s_max of 0 or more, and call_bytes, found {self}")
 
     def check_cap(self, layout: ModelLayout) -> None:
         """Raise ConfigError where the cap is less than a page of a layout's pool."""

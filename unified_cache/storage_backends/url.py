@@ -22,36 +22,35 @@ text after the last colon that the forms above show, empty if there is none.
 
 import logging
 from collections.abc import Callable
-from contextlib import suppress
 from importlib import import_module
 from typing import cast
 
 from unified_cache import storage_backends
-from unified_cache.core.errors import ConfigError, StorageError, did_you_mean, without_secrets
+from unified_cache.core.errors import ConfigError, StorageError, did_you_mean, foreign_code, without_secrets
 from unified_cache.core.extras import import_with_extra
 from unified_cache.core.sizes import parse_bytes
 from unified_cache.storage_backends.protocol import Store
 from unified_cache.storage_backends.wrappers.coded import CodedStorage
+from unified_cache.storage_backends.wrappers.layer import capability_of
 from unified_cache.storage_backends.wrappers.page_coding import CodingChoice, PageCoder
 
 __all__ = ["open_storage"]
 
 STORES = {
-    "az": ("object.store", "open_az_url"),
-    "file": ("file.store", "open_url"),
-    "grpc": ("remote.store", "open_url"),
-    "grpcs": ("remote.store", "open_secure_url"),
-    "gs": ("object.store", "open_gs_url"),
-    "keys_only": ("memory", "open_keys_only_url"),
-    "memory": ("memory", "open_url"),
-    "mooncake": ("mooncake.store", "open_url"),
-    "packed": ("packed.store", "open_url"),
-    "s3": ("object.store", "open_s3_url"),
+    "az": ("object.store", "open_az_url", "object"),
+    "file": ("file.store", "open_url", None),
+    "grpc": ("remote.store", "open_url", "remote"),
+    "grpcs": ("remote.store", "open_secure_url", "remote"),
+    "gs": ("object.store", "open_gs_url", "object"),
+    "keys_only": ("memory", "open_keys_only_url", None),
+    "memory": ("memory", "open_url", None),
+    "mooncake": ("mooncake.store", "open_url", None),
+    "packed": ("packed.store", "open_url", None),
+    "s3": ("object.store", "open_s3_url", "object"),
 }
-"""Scheme of a URL: the module of this package that opens such a store, and its factory."""
+"""Scheme of a URL: the module of this package that opens such a store, its factory, and the extra that it needs."""
 
-EXTRAS = {"az": "object", "grpc": "remote", "grpcs": "remote", "gs": "object", "s3": "object"}
-"""Scheme of a URL: the extra of this package without which its module cannot be imported."""
+KNOWN = ", ".join(f"{scheme}:" for scheme in STORES)
 
 logger = logging.getLogger(__name__)
 
@@ -68,11 +67,16 @@ def open_storage(url: str, *, bytes_max: str | int | None = None, must_write: bo
         ConfigError: no such scheme, module or factory, a package that it needs is not installed, or no size.
         StorageError: the store itself cannot be opened.
     """
+    with foreign_code(f"{without_secrets(url)} must open as factory(rest, bytes_max), or raise StorageError"):
+        return _opened(url, None if bytes_max is None else parse_bytes("bytes_max", bytes_max), must_write)
+
+
+def _opened(url: str, bytes_max: int | None, must_write: bool) -> Store:
     bare, choice = split_choice(url)
     factory, rest = _factory_of(bare)
     if choice is not None:
         PageCoder(choice)  # keys that cannot be had leave no store behind
-    backend = factory(rest, None if bytes_max is None else parse_bytes("bytes_max", bytes_max))
+    backend = factory(rest, bytes_max)
     if not isinstance(backend, Store):
         raise ConfigError(
             f"{without_secrets(url)} must open a Store of unified_cache.storage_backends.protocol, "
@@ -84,7 +88,7 @@ def open_storage(url: str, *, bytes_max: str | int | None = None, must_write: bo
                 raise StorageError(f"{without_secrets(url)} may not be written by this process", retryable=False)
             logger.warning("%s may not be written by this process: it is read, nothing is put", without_secrets(url))
         if backend.lengths(()) is not None:
-            return CodedStorage(backend, choice) if choice is not None or backend.capability().durable else backend
+            return CodedStorage(backend, choice) if choice is not None or capability_of(backend).durable else backend
         if choice is None:
             return backend
         raise ConfigError(
@@ -118,47 +122,24 @@ def _factory_of(url: str) -> tuple[_Factory, str]:
     """Return what opens the store that ``url`` names, and the text for it."""
     scheme, colon, rest = url.partition(":")
     if not colon or not scheme:
-        raise ConfigError(f"a store is named as {_known()} or package.module:factory, found {without_secrets(url)!r}")
+        raise ConfigError(f"a store is named as {KNOWN} or package.module:factory, found {without_secrets(url)!r}")
     if "." in scheme and not scheme.startswith("."):  # which begins a path
+        module_name = scheme
         name, _, rest = rest.partition(":")
-        factory = _factory_in(scheme, name)
-        if factory is None:
-            raise ConfigError(
-                f"{without_secrets(url)!r} must name a callable after the colon, {scheme} has none called {name!r}"
-            )
-        return factory, rest
-    factory = _own_factory(scheme) if scheme in STORES else None
-    if factory is None:
+    elif scheme in STORES:
+        module, name, extra = STORES[scheme]
+        module_name = f"{storage_backends.__name__}.{module}"
+        if extra is not None:
+            import_with_extra(module_name, extra, f"{scheme}:")
+    else:
         raise ConfigError(
-            f"{without_secrets(url)!r} must begin with one of {_known()} or package.module:, found {scheme}:"
+            f"{without_secrets(url)!r} must begin with one of {KNOWN} or package.module:, found {scheme}:"
             f"{did_you_mean(f'{scheme}:', (f'{known}:' for known in STORES))}"
         )
-    return factory, rest
-
-
-def _factory_in(module_name: str, name: str) -> _Factory | None:
     try:
-        module = import_module(module_name)
-    except ImportError as error:
+        found: object = vars(import_module(module_name)).get(name)
+    except Exception as error:
         raise ConfigError(f"cannot import {module_name}: {error}") from error
-    found: object = vars(module).get(name)
-    # Who writes a plug-in vouches for its signature; the contract suite tests the rest.
-    return cast("_Factory", found) if callable(found) else None
-
-
-def _own_factory(scheme: str) -> _Factory | None:
-    module, factory = STORES[scheme]
-    module_name = f"{storage_backends.__name__}.{module}"
-    if scheme in EXTRAS:
-        import_with_extra(module_name, EXTRAS[scheme], f"{scheme}:")
-    return _factory_in(module_name, factory)
-
-
-def _known() -> str:
-    """List the schemes that work here: those whose packages are installed."""
-    known: list[str] = []
-    for scheme in STORES:
-        with suppress(ConfigError):
-            _own_factory(scheme)
-            known.append(f"{scheme}:")
-    return ", ".join(known)
+    if not callable(found):
+        raise ConfigError(f"{without_secrets(url)!r} must name a callable after the colon, {scheme} has no {name!r}")
+    return cast("_Factory", found), rest

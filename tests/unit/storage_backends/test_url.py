@@ -9,7 +9,7 @@ import pytest
 from tests.support.operations import engine
 from tests.support.store_kinds import StoreKind
 from unified_cache.core.config import GuardConfig
-from unified_cache.core.errors import ConfigError
+from unified_cache.core.errors import ConfigError, StorageError
 from unified_cache.integrations.engine_store import EngineStore
 from unified_cache.storage_backends.memory import KeysOnlyStorage, MemoryStorage
 from unified_cache.storage_backends.offline.stores import open_to_read
@@ -67,6 +67,24 @@ def test_a_factory_of_no_store_and_a_path_with_a_colon_are_refused(url: str) -> 
 
 def opens_nothing(_rest: str, _bytes_max: int | None) -> None:
     """Return no store: a factory of a third party that forgot to."""
+
+
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [
+        ("of_one", StorageError),
+        ("Confused", ConfigError),
+        ("away:redis://:secret@host", StorageError),
+        ("Failing", StorageError),
+    ],
+)
+def test_whatever_a_third_partys_code_raises_is_an_error_of_ours_that_names_the_url(
+    name: str, error: type[Exception]
+) -> None:
+    with pytest.raises(error) as caught:
+        open_storage(f"tests.support.third_party:{name}")
+    assert caught.value.__cause__ is not None or name == "Confused"
+    assert "secret" not in str(caught.value)
 
 
 def test_a_layer_says_that_the_store_beneath_it_may_not_be_written(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -76,7 +76,7 @@ from unified_cache.storage_backends.protocol import Answer, Capability, Level, S
 from unified_cache.storage_backends.removals import RemovalFeed, Removals
 from unified_cache.storage_backends.url import check_storage_url, open_storage
 from unified_cache.storage_backends.wrappers import Method, StorageGuard
-from unified_cache.storage_backends.wrappers.layer import VerifiedStorage
+from unified_cache.storage_backends.wrappers.layer import VerifiedStorage, capability_of
 
 logger = logging.getLogger(__name__)
 
@@ -104,7 +104,7 @@ class OpenedStore:
     @classmethod
     def around(cls, backend: Store, name: str, config: GuardConfig, clock: Clock) -> "OpenedStore":
         """Take a store over; asks it what it can do, without a bound on the time. The log calls it ``name``, if any."""
-        capability = backend.capability()
+        capability = capability_of(backend)
         verified = VerifiedStorage(backend)
         named = replace(capability, name=name or capability.name)
         return cls(verified, StorageGuard(verified, named, config, clock), capability, backend.memory_reader())

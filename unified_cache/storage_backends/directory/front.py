@@ -99,6 +99,16 @@ def is_read_alone(path: Path) -> bool:
         return False
 
 
+def open_address(
+    scheme: str, reader: type["ReadOnlyStore"], storage: Callable[..., Store], rest: str, bytes_max: int | None
+) -> Store:
+    """Open the store that an address names, see ``parse_address``; to be read where it cannot be written."""
+    address = parse_address(rest, scheme)
+    if is_read_alone(address.path):
+        return reader.open(address.path)
+    return storage(address.path, bytes_max=bytes_max, free_bytes_min=address.free_bytes_min)
+
+
 def _free_bytes_in(options: str, scheme: str) -> int:
     name, _, size = options.partition("=")
     if name != "free":

@@ -46,8 +46,7 @@ from unified_cache.storage_backends.directory.front import (
     Stamps,
     check_limits,
     entered,
-    is_read_alone,
-    parse_address,
+    open_address,
 )
 from unified_cache.storage_backends.directory.page_reads import CALL_BYTES
 from unified_cache.storage_backends.directory.root import (
@@ -253,12 +252,7 @@ def _remove_oldest(disk: Disk, path: Path) -> int:
         close_quietly(disk, root_fd)
 
 
-def open_url(rest: str, bytes_max: int | None) -> "FileStorage | FileReader":
-    """Open ``file:DIR`` or ``file:DIR?free=SIZE``, see ``parse_address``; to be read, where it cannot be written."""
-    address = parse_address(rest)
-    if is_read_alone(address.path):
-        return FileReader.open(address.path)
-    return FileStorage.open(address.path, bytes_max=bytes_max, free_bytes_min=address.free_bytes_min)
+open_url = partial(open_address, "file", FileReader, FileStorage.open)
 
 
 _SAME_BYTES = 112

@@ -45,8 +45,7 @@ from unified_cache.storage_backends.directory.front import (
     Stamps,
     check_limits,
     entered,
-    is_read_alone,
-    parse_address,
+    open_address,
     space_text,
 )
 from unified_cache.storage_backends.directory.page_reads import CALL_BYTES
@@ -441,14 +440,6 @@ def _is_sound(slot: SegmentSlot, label: Label) -> bool:
     return slot.segment.read(slot.number, (content,)) and is_sealed(content, label)
 
 
-def open_url(rest: str, bytes_max: int | None) -> "PackedStorage | PackedReader":
-    """Open ``packed:DIR`` or ``packed:DIR?free=SIZE``, see ``parse_address``; to be read where it cannot be written."""
-    address = parse_address(rest, "packed")
-    if is_read_alone(address.path):
-        return PackedReader.open(address.path)
-    return PackedStorage.open(address.path, bytes_max=bytes_max, free_bytes_min=address.free_bytes_min)
-
-
 _page_name = attrgetter("page_name")
 
 
@@ -614,3 +605,6 @@ def _segments_of(disk: Disk, root_fd: int, identity: bytes, flags: int = READ_FL
             if stat.S_ISREG(disk.fstat(fd).st_mode):
                 segments.append(segment)
     return segments
+
+
+open_url = partial(open_address, "packed", PackedReader, PackedStorage.open)

@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
+from functools import partial
 from itertools import groupby, zip_longest
 from threading import Lock
 from typing import NamedTuple
@@ -554,17 +555,12 @@ def _failure(call: Call, server: Server, error: grpc.RpcError | InputError | OSE
     return storage_error(error, call, server)
 
 
-def open_url(rest: str, bytes_max: int | None) -> RemoteStorage:
-    """Open ``grpc://HOST:PORT``, in plain text; see the module for what may follow."""
-    return _opened(rest, bytes_max, secure=False)
-
-
-def open_secure_url(rest: str, bytes_max: int | None) -> RemoteStorage:
-    """Open ``grpcs://HOST:PORT``, with TLS; see the module for what may follow."""
-    return _opened(rest, bytes_max, secure=True)
-
-
 def _opened(rest: str, bytes_max: int | None, *, secure: bool) -> RemoteStorage:
+    """Open ``grpc://HOST:PORT`` or, with TLS, ``grpcs://HOST:PORT``; see the module for what may follow."""
     if bytes_max is not None:
         raise ConfigError(f"a service has a cap of its own, found bytes_max {bytes_max}")
     return RemoteStorage.open(parse_rest(rest, secure=secure))
+
+
+open_url = partial(_opened, secure=False)
+open_secure_url = partial(_opened, secure=True)

@@ -14,6 +14,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from threading import Lock
+from types import NoneType
 
 from unified_cache.core.errors import StorageError
 from unified_cache.core.process import HomeProcess
@@ -27,7 +28,7 @@ from unified_cache.storage_backends.protocol import (
     Store,
     page_bytes,
 )
-from unified_cache.storage_backends.wrappers.layer import StorageLayer
+from unified_cache.storage_backends.wrappers.layer import Method, StorageLayer, check_answers
 from unified_cache.storage_backends.wrappers.page_coding import CodingChoice, PageCoder, Undecoded
 
 UNREADABLE_MAX = 1 << 16
@@ -119,6 +120,7 @@ class CodedStorage(StorageLayer):
             return self._backend.exists(labels)
         self._forget_unreadable()
         found = self._backend.exists(labels)
+        check_answers(self._backend, Method.EXISTS, found, len(labels))
         return [Answer.MISS if label in self._unreadable else each for label, each in zip(labels, found, strict=True)]
 
     def get(self, pages: Sequence[PageIO]) -> list[Answer]:
@@ -148,8 +150,7 @@ class CodedStorage(StorageLayer):
             for number in left:
                 answers[number] = Answer.UNAVAILABLE
             return []  # the other pages of the batch have their answers
-        assert lengths is not None, "a store that does not say is not coded, see ``open_storage``"
-        for number, length in zip(left, lengths, strict=True):
+        for number, length in zip(left, self._checked(lengths, len(left)), strict=True):
             page, wanted = pages[number], page_bytes(pages[number])
             if length is None:
                 continue
@@ -161,7 +162,8 @@ class CodedStorage(StorageLayer):
                 objects[number] = page
             else:
                 refused[number] = Undecoded.UNENCRYPTED if length == wanted else Undecoded.DAMAGED
-        found = self._backend.get(list(objects.values())) if objects else ()
+        found = self._backend.get(list(objects.values())) if objects else []
+        check_answers(self._backend, Method.GET, found, len(objects))
         for number, answer in zip(objects, found, strict=True):
             answers[number], page = answer, pages[number]
             if answer is Answer.HIT and objects[number] is not page:
@@ -170,6 +172,14 @@ class CodedStorage(StorageLayer):
                 if reason is not None:
                     refused[number] = reason
         return self._refuse(pages, refused, answers) if refused else []
+
+    def _checked(self, lengths: list[int | None] | None, count: int) -> list[int | None]:
+        if not isinstance(lengths, list) or not set(map(type, lengths)) <= {int, NoneType} or len(lengths) != count:
+            name = type(self._backend).__name__
+            raise StorageError(
+                f"{name}.lengths must return {count} lengths, or None, found {lengths!r:.80}", retryable=False
+            )
+        return lengths
 
     def _refuse(self, pages: Sequence[PageIO], refused: Mapping[int, Undecoded], answers: list[Answer]) -> list[Label]:
         """Count and answer objects that are not the pages asked for; return those that nobody can read."""
@@ -208,5 +218,7 @@ class CodedStorage(StorageLayer):
             self._unreadable.difference_update(unreadable)
         if unreadable:
             self._backend.remove(unreadable)
-        answers = iter(self._backend.put(objects, level))
+        taken = self._backend.put(objects, level)
+        check_answers(self._backend, Method.PUT, taken, len(objects))
+        answers = iter(taken)
         return [Answer.DECLINED if each is None else next(answers) for each in encoded]

@@ -32,7 +32,7 @@ from unified_cache.storage_backends.common.bounded_call import (
 )
 from unified_cache.storage_backends.common.breaker import Admission, Backoff, CircuitBreaker
 from unified_cache.storage_backends.protocol import Answer, Capability, Store
-from unified_cache.storage_backends.wrappers.layer import Method, StorageLayer, check_answers
+from unified_cache.storage_backends.wrappers.layer import Method, StorageLayer, capability_of, check_answers
 
 DECLARATION_S = 60.0
 """Longest wait for a store to say what it can do, and with it how long its other calls may take."""
@@ -45,7 +45,7 @@ Result = TypeVar("Result")
 
 def declared_capability(backend: Store, clock: Clock = time.monotonic) -> Capability:
     """Ask a store what it can do, within ``DECLARATION_S``, before anything else is asked of it."""
-    return call_within(DECLARATION_S, Method.CAPABILITY.value, backend.capability, clock)
+    return call_within(DECLARATION_S, Method.CAPABILITY.value, partial(capability_of, backend), clock)
 
 
 class StorageGuard(StorageLayer):

@@ -12,7 +12,7 @@ from functools import partial
 from threading import Lock
 from typing import TypeVar
 
-from unified_cache.core.errors import StorageError
+from unified_cache.core.errors import ConfigError, StorageError, check_kind
 from unified_cache.core.seal import Flaw, Label, PageChecksum, verify_buffers
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.storage_backends.protocol import (
@@ -166,6 +166,13 @@ def check_answers(store: Store, method: Method, answers: object, pages_count: in
         f"answers, each of {names}, found {answers!r:.80}",
         retryable=False,
     )
+
+
+def capability_of(store: Store) -> Capability:
+    """Ask a store what it can do; raise ConfigError where it does not say."""
+    found = store.capability()
+    check_kind(found, Capability, f"a Capability from capability() of {type(store).__name__}", ConfigError)
+    return found
 
 
 class VerifiedStorage(StorageLayer):

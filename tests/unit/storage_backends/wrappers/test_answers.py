@@ -1,24 +1,29 @@
 """Answers that no store may give: an error that names the store, the method and the answer."""
 
+import math
 import re
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 
 import pytest
 from prometheus_client import CollectorRegistry
 
+from tests.support import third_party
 from tests.support.store_calls import ScriptedStorage
-from tests.support.wrappers import blank, sealed
+from tests.support.wrappers import OF_ANY_SPEED, blank, sealed
 from unified_cache.core.config import GuardConfig
-from unified_cache.core.errors import StorageError
+from unified_cache.core.errors import ConfigError, StorageError
 from unified_cache.core.settings.service import ServiceSettings
 from unified_cache.integrations.engine_store.interface import Unavailable
 from unified_cache.integrations.engine_store.store import EngineStore
 from unified_cache.service.store.guarded import GuardedStore
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.protocol import Answer, Level, Store
-from unified_cache.storage_backends.wrappers import Method, StorageGuard
+from unified_cache.storage_backends.wrappers import Method, StorageGuard, declared_capability
+from unified_cache.storage_backends.wrappers.coded import CodedStorage
 from unified_cache.storage_backends.wrappers.layer import VerifiedStorage
+from unified_cache.storage_backends.wrappers.page_coding import CodingChoice
 from unified_cache.testing.storage_contract import LAYOUT, MODEL, label
 
 LABELS = [label(0), label(1)]
@@ -78,6 +83,38 @@ def test_no_page_is_believed_to_be_read_that_was_not_verified(answer: object) ->
     storage = VerifiedStorage(answering(answer))
     with pytest.raises(StorageError, match=r"MemoryStorage\.get must return"):
         storage.get(blank([0, 1]))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: declared_capability(third_party.Speechless("", None)),
+        lambda: CodedStorage(third_party.ShortLengths("", None), None).get(blank([0, 1])),
+        lambda: CodedStorage(answering([STORED]), CodingChoice(compress=True)).put(sealed([0, 1]), Level.CACHED),
+    ],
+)
+def test_another_answer_of_the_wrong_kind_is_an_error_that_names_store_and_method(call: Callable[[], object]) -> None:
+    with pytest.raises(
+        (ConfigError, StorageError), match=r"(Storage|Lengths)\..* must return .*, found|expected .*Speechless, found"
+    ):
+        call()
+
+
+@pytest.mark.parametrize(
+    "claim",
+    [
+        {"name": None},
+        {"durable": "no"},
+        {"bytes_max": "12"},
+        {"bytes_max": -1},
+        {"call_s_max": math.nan},
+        {"call_s_max": 1e300},
+        {"call_bytes": 0},
+    ],
+)
+def test_a_capability_that_cannot_be_one_is_refused_where_it_is_made(claim: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match=r"(expected|a store must have) .*, found"):
+        replace(OF_ANY_SPEED, **claim)  # type: ignore[arg-type]
 
 
 def open_bools(_rest: str, _bytes_max: int | None) -> Store:
