@@ -28,6 +28,26 @@ def test_a_service_and_a_cache_do_what_file_variable_and_flag_say(
     assert (found["serve", "insecure"], found["serve", "listen"][1]) == ((True, "unified-cache.toml"), "default")
 
 
+STORE_URLS = (
+    *("file:", "packed:x?free=12Q", "file:x?much=1", "file:x\\u0000y", "file://host/x", "memory:x", "redis://h"),
+    *("grpc://host", "grpc://a:1?timeout_s=no", "mooncake://host:port", "s3://", "s3://kv?requests=no"),
+    *("file:x#keys=file:/nope", "file:x#keys=" + "9f" * 32, "file:x#compress=much", "os.path:absent"),
+)
+
+
+@pytest.mark.parametrize("url", [*STORE_URLS, "grpc://127.0.0.1:1'\nstorage_bytes = '1GiB"])
+def test_what_serve_refuses_of_a_stores_url_is_an_error_of_a_check_too_and_nothing_is_made(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    quote = '"' if "\\" in url else "'"
+    Path("service.toml").write_text(f"storage = {quote}{url}{quote}\n", encoding="utf-8")
+    served, checked = ask("serve", "--config", "service.toml"), ask("config", "check", "--config", "service.toml")
+    assert (served.status, checked.status) == (2, 2), (served.err, checked.err)
+    assert checked.err.startswith("error: service.toml: storage")
+    assert list(tmp_path.iterdir()) == [tmp_path / "service.toml"]
+
+
 def test_a_replay_has_its_options_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("unified-cache.toml").write_text("storage = 'packed:kv'\n[eviction]\nhost = 'priority'\n", encoding="utf-8")

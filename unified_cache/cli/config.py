@@ -3,20 +3,26 @@
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
+from unified_cache import storage_backends
 from unified_cache.cli.options import JsonOptions
 from unified_cache.cli.text import console_on
-from unified_cache.core.errors import ConfigError
+from unified_cache.core.errors import ConfigError, without_secrets
 from unified_cache.core.settings.cache import EmbeddedSettings
 from unified_cache.core.settings.describe import ANY_NAME, settings_of, value_text
 from unified_cache.core.settings.loading import FILE_NAME, SECTIONS, LoadedSettings, read_settings
 from unified_cache.core.settings.section import Settings
 from unified_cache.core.settings.service import ServiceSettings
-from unified_cache.storage_backends.url import check_storage_url
+from unified_cache.storage_backends.directory.front import parse_address
+from unified_cache.storage_backends.directory.root import check_path
+from unified_cache.storage_backends.offline.stores import has_cap_of_its_own
+from unified_cache.storage_backends.url import check_storage_url, open_storage, split_choice
+from unified_cache.storage_backends.wrappers.page_coding import PageCoder
 
 CONFIG_EPILOG = """**Examples**
 
@@ -90,11 +96,37 @@ def _all_read(names: list[str], file: Path | None) -> Mapping[str, LoadedSetting
 def _check_store(loaded: LoadedSettings[Settings]) -> None:
     """Refuse a URL that names no store, before a service or an engine does."""
     match loaded.settings:
-        case EmbeddedSettings(store=str(url)) | ServiceSettings(storage=str(url)):
+        case EmbeddedSettings(store=str(url), storage_bytes=cap) | ServiceSettings(storage=str(url), storage_bytes=cap):
             try:
-                check_storage_url(url)
+                _check_address(url)
             except ConfigError as error:
                 raise ConfigError(f"{loaded.place(['storage'])}: storage: {error}") from error
+            if cap is not None and has_cap_of_its_own(url):
+                raise ConfigError(
+                    f"{loaded.place(['storage_bytes'])}: storage_bytes must be unset for {without_secrets(url)}, "
+                    f"which has a cap of its own, found {cap}"
+                )
+
+
+def _check_address(url: str) -> None:
+    """Refuse what a store cannot be opened by: its scheme, its address, its keys. Nothing is opened or asked."""
+    check_storage_url(url)
+    bare, choice = split_choice(url)
+    if choice is not None:
+        PageCoder(choice)
+    scheme, _, rest = bare.partition(":")
+    package = storage_backends.__name__
+    match scheme:  # the package of each is installed, and imported when it is needed
+        case "file" | "packed":
+            check_path(parse_address(rest, scheme).path)
+        case "memory" | "keys_only":
+            open_storage(bare).close()
+        case "grpc" | "grpcs":
+            import_module(f"{package}.remote.url").parse_rest(rest, secure=scheme == "grpcs")
+        case "mooncake":
+            import_module(f"{package}.mooncake.address").address_of_url(rest)
+        case "az" | "gs" | "s3":
+            import_module(f"{package}.object.address").address_of_url(scheme, rest)
 
 
 def _warnings(settings: Settings) -> list[str]:
