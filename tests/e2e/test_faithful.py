@@ -105,35 +105,9 @@ def test_the_line_of_the_document_writes_a_file_for_a_bug() -> None:
     assert found["server"] | {"version": "1.2.3", "num_gpu_blocks": "100"} == found["server"]
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        ("http://127.0.0.1:9",),
-        ("localhost:8000",),
-        ("http://[::1",),
-        ("http://127.0.0.1:9", "--skip", "host", "--skip", "hoist"),
-        ("http://127.0.0.1:9", "--restart-command", ""),
-        ("http://127.0.0.1:9", "--restart-command", "'"),
-    ],
-)
-def test_what_cannot_be_asked_is_an_error_of_one_line_and_no_verdict(
-    options: tuple[str, ...], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(["faithful", *options]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("error: ")
-    assert error.count("\n") == 1
-
-
 def test_no_phase_at_all_tells_nothing() -> None:
     with toy_server() as url:
         assert run(["faithful", url, *SMALL, *skipping(PHASES)]) == 2
-
-
-def test_a_model_that_the_server_lacks_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    with toy_server() as url:
-        assert run(["faithful", url, "--model", "other"]) == 2
-        assert "has the models toy, expected other" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["false", "no-such-program"])

@@ -3,20 +3,24 @@
 import hashlib
 import socket
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 
 import grpc
 import pytest
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
+from tests.support.budget import PHASES, examples
 from tests.support.service import LoopbackServer, Wire, refused, wait_for
 from unified_cache.components import Full, SlidingWindow
+from unified_cache.core.errors import InputError
 from unified_cache.core.pool import Identity, ModelLayout, PoolSpec
 from unified_cache.core.seal import HEADER_BYTES, Label, seal_buffers
 from unified_cache.proto import service_pb2 as pb
 from unified_cache.proto.manifest_pb2 import Manifest
-from unified_cache.proto.wire import Call
+from unified_cache.proto.wire import Call, decoded, encoded
 from unified_cache.service.limits import MESSAGE_BYTES_MAX, Limits
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.memory import MemoryStorage
@@ -277,6 +281,91 @@ def test_a_bad_input_has_its_status_and_changes_nothing(
     for send in sends:
         with server.unchanged(), refused(code):
             send(server)
+
+
+# Whatever comes
+
+MEANT: list[tuple[Call, list[bytes]]] = [
+    (Call.HELLO, [pb.HelloRequest(manifest=MANIFEST).SerializeToString()]),
+    (Call.EXISTS, [pb.ExistsRequest(runs=[run(key(0))]).SerializeToString()]),
+    (Call.GET, [pb.GetRequest(runs=[run(key(0), object_bytes=OBJECT_BYTES)] * 2).SerializeToString()]),
+    (Call.TOUCH, [pb.TouchRequest(runs=[run(key(0))]).SerializeToString()]),
+    (Call.REMOVE, [pb.RemoveRequest(runs=[run(key(0))]).SerializeToString()]),
+    (Call.SCAN, [pb.ScanRequest(identity=IDENTITY, cursor="a").SerializeToString()]),
+    (Call.IDENTITIES, [pb.IdentitiesRequest(after=IDENTITY).SerializeToString()]),
+    (Call.CLEAR, [pb.ClearRequest(identity=IDENTITY).SerializeToString()]),
+    (Call.DRAIN, [b""]),
+    (Call.PUT, [start(0, level=pb.DURABLE).SerializeToString(), part(page(0)).SerializeToString()]),
+    (Call.PUT, [pb.PutPart(start=start(0).start, content=page(0)).SerializeToString()]),
+]
+"""A message of each call that means something."""
+PARTS = [
+    pb.GetPart(offset=1 << 63, hits=b"\1").SerializeToString(),
+    encoded(300, b"\1\x12", [memoryview(b"page")]),
+]
+
+
+@st.composite
+def spoilt(draw: st.DrawFn, meant: Sequence[bytes]) -> list[bytes]:
+    """Draw messages in which some bytes are others, more or fewer."""
+    messages = list(meant)
+    for _ in range(draw(st.integers(0, 3))):
+        number = draw(st.integers(0, len(messages) - 1))
+        at = draw(st.integers(0, len(messages[number])))
+        gone = at + draw(st.integers(0, 12) | st.just(1 << 20))
+        messages[number] = messages[number][:at] + draw(st.binary(max_size=12)) + messages[number][gone:]
+    return messages
+
+
+def status_of(send: Callable[[], object]) -> grpc.StatusCode | None:
+    """Return what a call was refused with, None where it was answered."""
+    try:
+        send()
+    except grpc.RpcError as error:
+        return error.code() if isinstance(error, grpc.Call) else grpc.StatusCode.UNKNOWN
+    return None
+
+
+@pytest.mark.threat("bad input")
+def test_any_bytes_are_answered_or_refused_with_a_status_of_the_contract() -> None:
+    server = ServerOverMemory()
+    wire, notes = server.wire, server.running.notes
+
+    @settings(max_examples=examples(400, 20_000), deadline=None, phases=PHASES)
+    @given(st.sampled_from(MEANT).flatmap(lambda meant: st.tuples(st.just(meant[0]), spoilt(meant[1]))))
+    def check(asked: tuple[Call, list[bytes]]) -> None:
+        call, messages = asked
+        wire.ask(Call.HELLO, pb.HelloRequest(manifest=MANIFEST))
+
+        def send() -> object:
+            if call is Call.PUT:
+                return wire.put(messages)
+            return wire.get(messages[0]) if call is Call.GET else wire.ask(call, messages[0])
+
+        assert status_of(send) in {None, BAD, DENIED, EXHAUSTED, OTHERWISE}, notes.anomalies
+
+    check()
+    assert "internal" not in notes.kinds
+    server.wire.close()
+    server.running.stop()
+
+
+@settings(max_examples=examples(500, 20_000), deadline=None, phases=PHASES)
+@given(st.sampled_from(PARTS).flatmap(lambda meant: spoilt([meant])))
+@example([b"\x12\x02\1\2\x32\1\1"])  # two hits and one reason
+def test_a_part_is_what_protobuf_reads_and_refused_where_that_reads_none(messages: list[bytes]) -> None:
+    try:
+        theirs = pb.GetPart.FromString(messages[0])
+    except DecodeError:
+        with pytest.raises(InputError):
+            decoded(messages[0])
+        return
+    with suppress(InputError):
+        ours = decoded(messages[0])
+        # A number of more than 64 bits protobuf cuts; here it stays, and whoever takes the part refuses it.
+        assert ours.offset % (1 << 64) == theirs.offset
+        assert (ours.hits, bytes(ours.content), ours.reasons) == (theirs.hits, theirs.content, theirs.reasons)
+        assert len(ours.reasons) in (0, len(ours.hits))
 
 
 # Messages that only look bad

@@ -1,1 +1,0 @@
-"""Bytes that nobody meant, given to what reads bytes of others; run with atheris, in processes of their own."""
