@@ -148,9 +148,12 @@ class BounceMemory:
 
     def _collect(self) -> None:
         """Take back what calls that were late have returned from."""
+        if not self._quarantine:
+            return
         for buffer in [buffer for buffer, call in self._quarantine.items() if call.returned]:
             del self._quarantine[buffer]
             self._add_gap(buffer)
+            self._changed.notify_all()
 
     def _add_gap(self, buffer: BounceBuffer) -> None:
         start, end = buffer.start, buffer.end
@@ -158,7 +161,6 @@ class BounceMemory:
             self._free.remove(gap)
             start, end = min(start, gap[0]), max(end, gap[1])
         insort(self._free, (start, end))
-        self._changed.notify_all()
 
 
 def _rounded(size_bytes: int) -> int:

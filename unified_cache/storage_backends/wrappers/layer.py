@@ -52,6 +52,9 @@ class Method(Enum):
     FOREIGN_PATHS = "foreign_paths"
     CLOSE = "close"
 
+    __hash__ = object.__hash__
+    """By identity, as that of ``Answer``."""
+
 
 READS = (Answer.HIT, Answer.MISS, Answer.UNAVAILABLE, Answer.FLAWED)
 PUTS = (Answer.STORED, Answer.DECLINED, Answer.UNAVAILABLE)
