@@ -81,8 +81,7 @@ class Answer(Enum):
     DECLINED = "declined"
     """The store has no room for the page under its cap."""
 
-    __hash__ = object.__hash__
-    """By identity: that of ``Enum`` is a call of Python for each key of a dictionary."""
+    __hash__ = object.__hash__  # by identity: that of ``Enum`` is a call of Python for each key of a dictionary
 
     def __bool__(self) -> bool:
         return self is Answer.HIT or self is Answer.STORED

@@ -58,9 +58,8 @@ CALLS_AHEAD = 2
 """Calls of one request under way at a time, for each server."""
 
 FREED_BYTES = (32 << 20) - (64 << 10)
-"""Size of a block that is asked of malloc and freed once: from then on glibc's keeps about twice as much of what is
-freed. Before, it gives each message of a MiB back to the system, whose page faults are a third of this client's time. A
-process of an engine has long freed such a block, as a rule."""
+"""Size of a block that is asked of malloc and freed: from then on glibc's keeps twice as much of what is freed. Before,
+it gives each message back to the system, whose page faults are a third of this client's time."""
 
 Exchange = Generator[None, None, None]
 """One call to one server: begins it, yields, then waits for it and records its answers.
@@ -170,10 +169,7 @@ class RemoteStorage(Store):
     """
 
     def __init__(
-        self,
-        options: RemoteOptions,
-        servers: Sequence[Server],
-        clock: Callable[[], float] = time.monotonic,
+        self, options: RemoteOptions, servers: Sequence[Server], clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._servers = servers
         self._timeout_s = options.timeout_s
@@ -248,8 +244,7 @@ class RemoteStorage(Store):
             def exchange(batch: ServerBatch) -> Exchange:
                 chosen = [pages[number] for number in batch.numbers]
                 with closing(GatedMessages(put_messages(batch.server, chosen, level))) as messages:
-                    is_one = sum(map(page_bytes, chosen)) <= _part_bytes(batch.server)
-                    sent = next(messages) if is_one else messages
+                    sent = next(messages) if sum(map(page_bytes, chosen)) <= _part_bytes(batch.server) else messages
                     answer = batch.server.put(sent, batch.time.timeout_s(), is_only=batch.is_only)
                     yield
                     reply = parsed(pb.PutReply, answer())

@@ -51,9 +51,7 @@ class Method(Enum):
     CONTENTS = "contents"
     FOREIGN_PATHS = "foreign_paths"
     CLOSE = "close"
-
-    __hash__ = object.__hash__
-    """By identity, as that of ``Answer``."""
+    __hash__ = object.__hash__  # as that of ``Answer``
 
 
 READS = (Answer.HIT, Answer.MISS, Answer.UNAVAILABLE, Answer.FLAWED)
