@@ -10,7 +10,7 @@ from hypothesis import Phase
 
 LONG = os.environ.get("UNIFIED_CACHE_TEST_LONG") == "1"
 
-PHASES = [Phase.generate] if os.environ.get("UNIFIED_CACHE_TEST_FIRST_FAILURE") == "1" else list(Phase)
+PHASES = [Phase.explicit, Phase.generate] if os.environ.get("UNIFIED_CACHE_TEST_FIRST_FAILURE") == "1" else list(Phase)
 """What hypothesis does: everything, or only look for a failure, where how it fails does not matter."""
 
 
