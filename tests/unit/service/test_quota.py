@@ -11,7 +11,7 @@ from tests.support.service_settings import service_settings
 from unified_cache.core.seal import Label
 from unified_cache.core.settings.service import QuotaSettings
 from unified_cache.service.access.fairness import AdmissionSlot, FairScheduler
-from unified_cache.service.access.usage import TenantUsage
+from unified_cache.service.access.usage import Bound, TenantUsage
 from unified_cache.service.limits import Limits
 from unified_cache.storage_backends.protocol import PageIO
 from unified_cache.testing.storage_contract import label
@@ -88,9 +88,9 @@ def test_pages_counted_are_bounded_and_the_tenant_with_the_most_loses_its_oldest
     for number in range(3):
         usage.take("many", pages(1, start=number))
     usage.take("few", [PageIO(label(0)._replace(pool="swa"), (memoryview(b"x"),))])
-    assert usage.surplus(()) == []
+    assert usage.surplus(()) == {}
     usage.take("new", [PageIO(label(0)._replace(pool="state"), (memoryview(b"x"),))])
-    assert usage.surplus(()) == labels([0])
+    assert usage.surplus(()) == {("many", Bound.PAGES): labels([0])}
     assert usage.by_tenant() == {"many": 2, "few": 1, "new": 1}
 
 

@@ -368,6 +368,15 @@ def test_a_tenant_alone_uses_the_whole_store_and_gives_way_to_the_next_down_to_i
     assert stored(third, 0, 1) == [0, 1]
 
 
+def test_what_a_tenant_lost_is_what_it_had_stored_and_has_no_more(shared: LoopbackServer) -> None:
+    only, other = tenant(shared, "only"), tenant(shared, "other")
+    stored_count = sum(put(only, *range(at, at + 30)).count(2) for at in (0, 30, 60))
+    assert stored_count == 3 * CAP_PAGES, "of each put the first pages"
+    assert put(other, *range(3)) == b"\x02" * 3
+    left_count = len(stored(only, *range(90)))
+    assert shared.usage.evicted_count() == {("only", Bound.SHARE): stored_count - left_count}
+
+
 @pytest.mark.parametrize("used", ["put", "touched", "read"])
 def test_a_page_that_is_used_again_is_a_recent_one(shared: LoopbackServer, used: str) -> None:
     only = tenant(shared, "only")
@@ -413,7 +422,7 @@ def test_what_is_counted_fits_the_store_and_nobody_below_its_share_pays_for_it(s
         usage.take(name, fresh)
         held = {each: usage.held_bytes(each) for each in names}
         active = {each: caps[each]["stored_bytes_max"] for each in names if held[each]}
-        gone = usage.surplus({page.label for page in fresh})
+        gone = [label for lost in usage.surplus({page.label for page in fresh}).values() for label in lost]
         assert sum(map(usage.held_bytes, names)) <= 60
         for each, quota in active.items():
             share = 60 * quota // sum(active.values())

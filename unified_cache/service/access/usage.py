@@ -10,8 +10,8 @@ claims, anybody may use.
 Pages that were in the store before this server are counted when they are found, as older than all that were used since.
 """
 
-from collections import Counter
-from collections.abc import Callable, Collection, Container, Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
 from enum import Enum
 from heapq import nlargest
 from threading import Lock
@@ -74,6 +74,12 @@ class TenantUsage:
         with self._guard:
             return self._evicted_count.copy()
 
+    def record_lost(self, tenant: str, bound: Bound, count: int) -> None:
+        """Count pages that the store had, and that were removed for a bound."""
+        if count:
+            with self._guard:
+                self._evicted_count[tenant, bound] += count
+
     def bytes_max(self, tenant: str) -> int | None:
         """Return the bytes that a tenant may have: its quota, else the store's cap; None where there is neither."""
         quota_bytes = self._quota.of(tenant).stored_bytes_max
@@ -91,7 +97,6 @@ class TenantUsage:
             _, gone = held.store([page.label for page in pages], list(map(page_bytes, pages)), chain)
             if len(chain) > len(pages):
                 held.touch(reversed(list(chain)))
-            self._lose(tenant, Bound.QUOTA, len(gone))
             return gone
 
     def find(self, tenant: str, objects: Sequence[StoredObject]) -> list[Label]:
@@ -107,7 +112,6 @@ class TenantUsage:
             gone = [victim.label for victim in held.victims(0, ())[0]]
             for label in gone:
                 held.forget(label)
-            self._lose(tenant, Bound.QUOTA, len(gone))
             return gone
 
     def uncounted(self, tenant: str, labels: Iterable[Label]) -> list[Label]:
@@ -134,28 +138,25 @@ class TenantUsage:
             held = self._held.get(tenant)
             self._release(tenant, [] if held is None else held.labels_of(identity))
 
-    def surplus(self, arriving: Container[Label]) -> list[Label]:
-        """Stop counting what the store cannot hold beside the rest, and return it for removal.
+    def surplus(self, arriving: Container[Label]) -> dict[tuple[str, Bound], list[Label]]:
+        """Stop counting what the store cannot hold beside the rest, and return it, by tenant and bound, for removal.
 
         The tenant that is furthest above its share goes down to the next one, and so on. Pages that are ``arriving``
         are the last of their tenant to go; of a chain the first pages stay.
         """
         with self._guard:
-            return self._above_pages_max() + self._above_shares(arriving)
+            gone: defaultdict[tuple[str, Bound], list[Label]] = defaultdict(list)
+            over_count = sum(map(len, self._held.values())) - self._pages_max
+            if over_count > 0:
+                tenant = max(self._held, key=lambda name: len(self._held[name]))
+                victims, _ = self._held[tenant].least_recent(0, (), over_count)
+                gone[tenant, Bound.PAGES] = [victim.label for victim in victims]
+                self._release(tenant, gone[tenant, Bound.PAGES])
+            for tenant, labels in self._above_shares(arriving):
+                gone[tenant, Bound.SHARE] += labels
+            return gone
 
-    def _above_pages_max(self) -> list[Label]:
-        over_count = sum(map(len, self._held.values())) - self._pages_max
-        if over_count <= 0:
-            return []
-        tenant = max(self._held, key=lambda name: len(self._held[name]))
-        victims, _ = self._held[tenant].least_recent(0, (), over_count)
-        gone = [victim.label for victim in victims]
-        self._lose(tenant, Bound.PAGES, len(gone))
-        self._release(tenant, gone)
-        return gone
-
-    def _above_shares(self, arriving: Container[Label]) -> list[Label]:
-        gone: list[Label] = []
+    def _above_shares(self, arriving: Container[Label]) -> Iterator[tuple[str, list[Label]]]:
         while (
             self._store_bytes_max is not None
             and (over_bytes := sum(held.bytes_used for held in self._held.values()) - self._store_bytes_max) > 0
@@ -166,9 +167,7 @@ class TenantUsage:
             above_bytes = held.bytes_used - round(next_part * self._weight(held))
             victims = self._least_recent(held, min(over_bytes, max(1, above_bytes)), arriving)
             self._release(tenant, victims)
-            self._lose(tenant, Bound.SHARE, len(victims))
-            gone += victims
-        return gone
+            yield tenant, victims
 
     def _weight(self, held: StoreLru) -> int:
         """Return the weight of a tenant's share: its quota, else the cap of the store."""
@@ -187,10 +186,6 @@ class TenantUsage:
         if held is None:
             held = self._held[tenant] = StoreLru(self._quota.of(tenant).stored_bytes_max, self._taken_bytes)
         return held
-
-    def _lose(self, tenant: str, bound: Bound, count: int) -> None:
-        if count:
-            self._evicted_count[tenant, bound] += count
 
     def _release(self, tenant: str, labels: Iterable[Label]) -> None:
         """Stop counting pages. The caller holds the guard."""

@@ -16,7 +16,7 @@ from unified_cache.core.sizes import size_text
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.proto.wire import RETRY_AFTER
 from unified_cache.service.access.callers import Observer, Refused
-from unified_cache.service.access.usage import TenantUsage
+from unified_cache.service.access.usage import Bound, TenantUsage
 from unified_cache.storage_backends.manifest import described_by, tenant_of
 from unified_cache.storage_backends.protocol import (
     Answer,
@@ -102,7 +102,7 @@ class TenantStore:
         gone = self.usage.take(tenant, list(compress(pages, answers)))
         if gone:
             with self._room:
-                self._remove_outgrown(gone)
+                self._remove_lost(tenant, Bound.QUOTA, gone)
         return [(answer, page.buffers) for answer, page in zip(answers, pages, strict=True)]
 
     def put(
@@ -269,8 +269,9 @@ class TenantStore:
         One put at a time, so that what another has asked to go is gone before this one writes.
         """
         with self._room:
-            gone = self.usage.take(tenant, list(arriving.values()), chain)
-            self._remove_outgrown(gone + self.usage.surplus(chain))
+            self._remove_lost(tenant, Bound.QUOTA, self.usage.take(tenant, list(arriving.values()), chain))
+            for (loser, bound), gone in self.usage.surplus(chain).items():
+                self._remove_lost(loser, bound, gone)
 
     def _say_declined(self, tenant: str, pages_count: int, unfit_count: int, declined_count: int) -> None:
         """Log why pages were declined: no eviction makes room for what is larger than its bound."""
@@ -308,7 +309,8 @@ class TenantStore:
             # A few thousand at a time: calls go on between them.
             while some := list(islice(newest_first, FOUND_PAGES)):
                 with self._room:
-                    self._remove_outgrown(self.usage.find(tenant, [each for _, each in reversed(some)]))
+                    gone = self.usage.find(tenant, [each for _, each in reversed(some)])
+                    self._remove_lost(tenant, Bound.QUOTA, gone)
         if unread_count:
             text = f"{unread_count} identities have no manifest that can be read, and are nobody's: scrub the store"
             self._observer.anomaly("not_counted", text)
@@ -328,12 +330,18 @@ class TenantStore:
             found = [StoredObject(label, sizes.get(label.pool, length)) for label, length in listed.objects]
             yield sorted(zip(used, found, strict=True), key=itemgetter(0), reverse=True)
 
-    def _remove_outgrown(self, labels: Sequence[Label]) -> None:
+    def _remove_lost(self, tenant: str, bound: Bound, labels: Sequence[Label]) -> None:
+        """Remove what a tenant has above a bound; of that it lost what the store had."""
+        self.usage.record_lost(tenant, bound, self._remove_outgrown(labels))
+
+    def _remove_outgrown(self, labels: Sequence[Label]) -> int:
+        removed_count = 0
         for start in range(0, len(labels), REMOVED_PAGES_MAX):
             try:
-                self._store.remove(labels[start : start + REMOVED_PAGES_MAX])
+                removed_count += self._store.remove(labels[start : start + REMOVED_PAGES_MAX])
             except StorageError as error:
                 self._observer.anomaly("store_remove", str(error))
+        return removed_count
 
     def _give_back_absent(self, tenant: str, labels: Sequence[Label]) -> None:
         stored = self._stored(labels)
