@@ -22,6 +22,7 @@ from xml.etree import ElementTree
 from tests.engines.sglang import install as sglang
 from tests.engines.vllm import installation as vllm
 from tests.sources import ROOT
+from unified_cache.integrations.sglang.versions import CHECKED
 
 VERSIONS = {"vllm": ("0.31.0", "0.32.0", "0.33.0"), "sglang": ("0.5.21", "0.5.22", "0.5.23")}
 
@@ -36,6 +37,8 @@ VLLM_SUITES = (
     "test_tier_poll_thread.py",
 )
 """In vLLM's source, of its tests of a secondary tier; the last there since 0.33."""
+
+WITHOUT_LINKER = "not linker and not linked and not document"
 
 HANG_S = 1800
 
@@ -84,8 +87,8 @@ def run(engine: str, check: str, command: Sequence[str], variables: dict[str, st
     return SuiteOutcome(engine, check, len(cases) - len(wrong) - skipped, failed, pinned, skipped)
 
 
-def our_checks(name: str, engine: str, variables: dict[str, str], chosen: Sequence[str]) -> Iterator[SuiteOutcome]:
-    """Run our own checks of an engine, file by file."""
+def our_checks(name: str, engine: str, chosen: Sequence[str], *more: str) -> Iterator[SuiteOutcome]:
+    """Run our own checks of an engine, file by file, with more options of pytest."""
     place = ROOT / "tests" / "engines" / name
     for path in sorted(place.glob("check_*.py")):
         if not chosen or path.stem.removeprefix("check_") in chosen:
@@ -98,8 +101,8 @@ def our_checks(name: str, engine: str, variables: dict[str, str], chosen: Sequen
                 "python_functions=check_*",
                 "-q",
             )
-            command = (sys.executable, "-m", "pytest", *options, f"--timeout={HANG_S}", str(path))
-            yield run(engine, path.stem, command, variables, ROOT)
+            command = (sys.executable, "-m", "pytest", *options, f"--timeout={HANG_S}", *more, str(path))
+            yield run(engine, path.stem, command, {}, ROOT)
 
 
 def vllm_rows(version: str, chosen: Sequence[str]) -> Iterator[SuiteOutcome]:
@@ -118,13 +121,14 @@ def vllm_rows(version: str, chosen: Sequence[str]) -> Iterator[SuiteOutcome]:
             if (source / suites / name).exists():
                 command = (str(python), "-m", "pytest", *options, f"--rootdir={place}", f"{suites}/{name}")
                 yield run(engine, f"vllm's {name}", command, variables, place)
-    yield from our_checks("vllm", engine, {}, chosen)
+    yield from our_checks("vllm", engine, chosen)
 
 
 def sglang_rows(version: str, chosen: Sequence[str]) -> Iterator[SuiteOutcome]:
-    """Run our checks under a version of SGLang."""
+    """Run our checks under a version of SGLang; under one that loads no linker but its own those of HiCache alone."""
     os.environ[sglang.VERSION_VARIABLE] = version
-    yield from our_checks("sglang", f"sglang-{version}", {}, chosen)
+    more = () if version in CHECKED["UnifiedCacheExternalLinker"] else ("-k", WITHOUT_LINKER)
+    yield from our_checks("sglang", f"sglang-{version}", chosen, *more)
 
 
 def newest(name: str) -> Iterator[str]:

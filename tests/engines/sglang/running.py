@@ -13,10 +13,9 @@ from typing import Any
 import unified_cache
 from tests.engines import stores
 from tests.engines.sglang import cpu
-from tests.engines.sglang.linked_session import LinkedSession
 from tests.engines.sglang.outcome import EngineJob, JobOutcome
 from tests.engines.sglang.recording import Recording
-from tests.engines.sglang.session import HiCacheSession
+from tests.engines.sglang.session import EngineSession, HiCacheSession
 from tests.engines.sglang.stacks import group_of
 from tests.support.waiting import wait_until
 
@@ -110,7 +109,12 @@ class _StoreRun:
     def __init__(self, job: EngineJob, store: dict[str, Any], group: object) -> None:
         self.outcome = JobOutcome(str(store.get("url", "file backend")))
         started_s, opened_count = time.perf_counter(), len(stores.OPENED)
-        self._session = (LinkedSession if job.linked else HiCacheSession)(job, store, group, self.outcome)
+        if job.linked:
+            from tests.engines.sglang.linked_session import LinkedSession  # noqa: PLC0415  # no linkers before 0.5.23
+
+            self._session: EngineSession = LinkedSession(job, store, group, self.outcome)
+        else:
+            self._session = HiCacheSession(job, store, group, self.outcome)
         self.outcome.start_s = time.perf_counter() - started_s
         self._faulty = stores.OPENED[opened_count:]
 

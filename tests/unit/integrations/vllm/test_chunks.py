@@ -12,6 +12,7 @@ from tests.support.vllm_tier import FACTS, ROW, TIMEOUT_S, HostMemory, offload_k
 from tests.support.waiting import wait_until
 from unified_cache.core.config import GuardConfig
 from unified_cache.integrations.engine_store.calls import THREADS_MAX, WRITES_MAX
+from unified_cache.integrations.engine_store.interface import REQUESTS_MIN
 from unified_cache.integrations.vllm import chunks as module
 from unified_cache.integrations.vllm.chunks import ChunkChange, ChunkTier, JobEnd
 from unified_cache.integrations.vllm.metrics import FIGURES, TierFigures
@@ -239,6 +240,23 @@ def test_figures_are_what_was_added_since_the_reading_before(
 
 
 # ---- jobs ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_second_engine_over_packed_reads_in_its_figures_and_its_log_that_another_has_it(
+    opened: Opened, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second = opened(f"packed:{tmp_path}"), opened(f"packed:{tmp_path}")
+    for number in range(REQUESTS_MIN):
+        assert found(second, str(number)) == [Answer.MISS] * 4
+        second.request_ended(str(number))
+    assert first.store_counts().is_registered
+    figures = {
+        (each.figure.name.removeprefix("vllm:unified_cache_"), *each.labels): each.value
+        for each in TierFigures().readings(second.counts, second.store_counts())
+    }
+    assert (figures["registered",], figures["breaker_open",]) == (0, 1)
+    assert figures["unavailable_chunks", "exists", "away"] == REQUESTS_MIN * 4
+    assert any("nothing was restored" in line and "found another one who has it" in line for line in caplog.messages)
 
 
 def test_chunks_are_stored_by_group_and_from_the_beginning_of_their_prompt(opened: Opened) -> None:
