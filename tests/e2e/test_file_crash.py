@@ -3,7 +3,6 @@
 import random
 import signal
 import subprocess
-import sys
 import time
 from contextlib import closing
 from pathlib import Path
@@ -97,15 +96,6 @@ def test_a_writer_killed_while_it_evicts_leaves_whole_pages_and_the_next_one_kee
         with closing(VerifiedStorage(store)) as storage:
             assert read_everything(storage, number_of_labels(begun)) >= 4 * PAGES_IN_BATCH
         kind.check_room(root, bytes_used)
-
-
-@pytest.mark.parametrize("kind", StoreKind)
-def test_a_writer_that_dies_at_any_call_on_the_disk_leaves_nothing_half_done(kind: StoreKind, tmp_path: Path) -> None:
-    stride = 1 if LONG else 9
-    command = [sys.executable, "-m", "tests.support.file_deaths", kind.value, str(tmp_path), str(stride)]
-    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stderr
-    assert int(run.stdout) > {StoreKind.FILE: 50, StoreKind.PACKED: 25}[kind]
 
 
 @pytest.mark.parametrize("kind", StoreKind)

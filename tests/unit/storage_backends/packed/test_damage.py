@@ -301,14 +301,15 @@ def test_a_put_in_which_any_one_call_fails_leaves_nothing_of_its_batch_and_loses
     for number in range(100):
         disk = FaultyDisk(fault)
         with closing(opened(root, disk)) as storage:
-            disk.failing = range(len(disk.calls) + number, len(disk.calls) + number + 1)
+            at = len(disk.calls) + number
+            disk.failing = {at}
             try:
                 put(storage, batch, Level.DURABLE)
             except StorageError:
                 failed_count += 1
                 assert hits(storage, range(14)) == [True] * 3 + [False] * 11
                 assert storage.bytes_used == 3 * TAKEN_BYTES
-            is_over = len(disk.calls) < disk.failing.start
+            is_over = len(disk.calls) < at
             disk.failing = range(0)
             assert put(storage, batch) == [True] * 11
             assert hits(storage, range(14)) == [True] * 14
