@@ -134,6 +134,16 @@ def test_a_size_is_written_alike_everywhere(
         ("limits.call_s_max = inf\n", "a.toml: limits.call_s_max must be "),
         ("limits.call_s_max = nan\n", "a.toml: limits.call_s_max must be "),
         ("storage_bytes = 'much'\n", "a.toml: storage_bytes must be bytes as in 4096, 500MB or 4GiB, found 'much'"),
+        ("storage_bytes = 1e30\n", "a.toml: storage_bytes must be a smaller number, found 1e+30"),
+        ("storage_bytes = '200kB'\n", "a.toml: storage_bytes must be greater than or equal to 1MiB, found '200kB'"),
+        (
+            "[quota.tenants.'A B']\n",
+            "a.toml: quota.tenants.A B must be at most 64 of a-z, 0-9 and, not first, . _ -, found 'A B'",
+        ),
+        (
+            "access.local_tenant = 'Acme'\n",
+            "a.toml: access.local_tenant must be at most 64 of a-z, 0-9 and, not first, . _ -, found",
+        ),
         ("storage_bytes = [1]\n", "a.toml: storage_bytes must be a valid integer, found [1]"),
         ("storage = 3\n", "a.toml: storage must be a valid string, found 3"),
         ("storage.url = 'x'\n", "a.toml: storage must be a valid string"),
@@ -185,6 +195,8 @@ def test_what_is_no_file_of_toml_is_refused(place: str, said: str, tmp_path: Pat
     [
         ("UNIFIED_CACHE_HSOT_BYTES", "1", "of this name; did you mean UNIFIED_CACHE_HOST_BYTES"),
         ("UNIFIED_CACHE_SERVE_LISTN", "1", "of this name; did you mean UNIFIED_CACHE_SERVE_LISTEN"),
+        ("UNIFIED_CACHE_GUARD_DEADLINE_S", "1", "of this name; did you mean UNIFIED_CACHE_GUARD__DEADLINE_S"),
+        ("UNIFIED_CACHE_SERVE_ACCESS_TOKENS", "x", "of this name; did you mean UNIFIED_CACHE_SERVE_ACCESS__TOKENS"),
         ("UNIFIED_CACHE_GUARD__DEADLINE", "1", "there is no setting guard.deadline; did you mean guard.deadline_s"),
         ("UNIFIED_CACHE_STORAGE_BYTES", "[" * 5_000, "must be bytes as in 4096, 500MB or 4GiB, found '[[[["),
         ("UNIFIED_CACHE_DEVICE_PAGES", "[" * 5_000, "found '[[[["),

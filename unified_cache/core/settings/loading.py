@@ -25,6 +25,7 @@ from unified_cache.core.settings.cache import EmbeddedSettings
 from unified_cache.core.settings.describe import settings_of
 from unified_cache.core.settings.section import Section, Settings
 from unified_cache.core.settings.service import ServiceSettings
+from unified_cache.core.sizes import bytes_literal
 
 SECTIONS: Mapping[str, type[Settings]] = MappingProxyType({"cache": EmbeddedSettings, "serve": ServiceSettings})
 """Sections of the file: the settings of a service, and of a cache that an engine embeds."""
@@ -34,6 +35,9 @@ FILE_NAME = "unified-cache.toml"
 
 PREFIX = "UNIFIED_CACHE_"
 FILE_VARIABLE = f"{PREFIX}CONFIG"
+
+KEY_MARK = "[key]"
+"""Of pydantic, behind the name of what is wrong with a name that users choose."""
 
 SHOWN_MAX = 80
 """Characters of a value that a message shows."""
@@ -195,17 +199,26 @@ def _unknown_variables() -> Iterator[str]:
         for field, nested, _ in (each.name.partition(".") for each in settings_of(model))
     ]
     known = {f"{PREFIX}{name}".upper(): nested for *names, nested in fields for name in names}
+    written = dict.fromkeys(
+        f"{PREFIX}{start}{each.name.replace('.', '__')}".upper()
+        for section, model in SECTIONS.items()
+        for each in settings_of(model)
+        for start in ("", f"{section}_")
+    )
     for variable in sorted(os.environ):
         if variable.upper().startswith(PREFIX) and _OTHERS.fullmatch(variable.upper()) is None:
             name, nested, _ = variable.partition("__")
             if name.upper() not in known or (nested and not known[name.upper()]):
-                yield f"{variable}: there is no setting of this name{did_you_mean(name, known)}"
+                yield f"{variable}: there is no setting of this name{did_you_mean(variable, written)}"
 
 
 def _sentence(flaw: ErrorDetails, given: Sequence[GivenValues], names: Sequence[str]) -> str:
     """Return a sentence: where a flaw is, which setting has it, what was expected and what was found."""
-    path = [each for each in flaw["loc"] if isinstance(each, str)]
+    path = [each for each in flaw["loc"] if isinstance(each, str) and each != KEY_MARK]
     name, reason = ".".join(path), flaw["msg"].removeprefix("Value error, ")
+    limit = next((each for each in flaw.get("ctx", {}).values() if isinstance(each, int)), None)
+    if limit is not None and "bytes" in name:
+        reason = reason.replace(str(limit), bytes_literal(limit))
     match flaw["type"]:
         case "extra_forbidden":
             text = f"there is no setting {name}{did_you_mean(name, names)}"
@@ -214,8 +227,12 @@ def _sentence(flaw: ErrorDetails, given: Sequence[GivenValues], names: Sequence[
         case "value_error":
             text = f"{name}: {reason}" if name else reason
             path += reason.partition(" ")[0].split(".")  # settings that contradict each other: the first is named
+        case "string_pattern_mismatch":  # the one pattern is that of tenants
+            text = f"{name} must be at most 64 of a-z, 0-9 and, not first, . _ -, found {_shown(flaw['input'])}"
+        case "int_parsing_size":
+            text = f"{name} must be a smaller number, found {_shown(flaw['input'])}"
         case _:
-            reason = reason.replace("Input should be", "must be").replace("a valid dictionary", "a table")
+            reason = re.sub(r"^\w+ should", "must", reason).replace("a valid dictionary", "a table")
             text = f"{name} {re.split(', unable to| or instance', reason)[0]}, found {_shown(flaw['input'])}"
     ends = range(len(path), 0, -1)
     places = (each.place(".".join(path[:end])) for end in ends for each in given if each.has(path[:end]))
