@@ -36,17 +36,22 @@ class PageStore(Protocol):
 
     sources: list[memoryview]
     """Memory of a batch of pages to be put."""
-    server: subprocess.Popen[str] | None
-    """The server that has the pages; None where this process has them."""
+
+    @property
+    def server(self) -> subprocess.Popen[str] | None:
+        """The server that has the pages; None where this process has them."""
+        ...
 
     def put(self, pages: Sequence[int]) -> None:
         """Put what ``sources`` hold; return when the store has it."""
 
     def get(self, pages: Sequence[int]) -> Found:
         """Return the bytes that the store has of some pages."""
+        ...
 
     def exists(self, pages: Sequence[int]) -> int:
         """Return how many of some pages the store has."""
+        ...
 
 
 def digest_of(page: int) -> bytes:
