@@ -25,10 +25,11 @@ from tests.support.cluster import ask
 from tests.support.document_shell import ENDPOINT, DocumentShell
 from tests.support.documents import CodeBlock, blocks_run_by, code_blocks, command_lines, documents, program_of
 from tests.support.live import plan_of_a_small_replay, trace_of
-from tests.support.mooncake import LocalCluster
-from tests.support.mooncake_needed import needs_mooncake
+from tests.support.mooncake import LocalCluster, open_mooncake
+from tests.support.mooncake_needed import needs_etcd, needs_mooncake
 from tests.support.offline import LAYOUTS, PAGE_SIZE, PAGES, TOY, engine_on, fill, prompt_of
 from tests.support.ports import free_ports
+from tests.support.service import wait_for
 from unified_cache.cli.main import run
 from unified_cache.core.page import Namespace, Prompt
 from unified_cache.core.pool import Identity
@@ -37,7 +38,9 @@ from unified_cache.observe.live.page import LivePage
 from unified_cache.sizing.replay.player import Player
 from unified_cache.storage_backends.memory import KeysOnlyStorage, MemoryStorage
 from unified_cache.storage_backends.offline.stores import identities_of
+from unified_cache.storage_backends.protocol import Level
 from unified_cache.storage_backends.url import open_storage
+from unified_cache.testing.storage_contract import label, open_for_contract, sealed_page
 
 TIMEOUT_S = 240
 TOKENS = list(range(PAGES * PAGE_SIZE))
@@ -343,6 +346,51 @@ def test_two_engines_share_a_cluster_through_a_service(tmp_path: Path) -> None:
     )
     said = ran(tmp_path, script, {"UNIFIED_CACHE_SERVE_METRICS__LISTEN": f"127.0.0.1:{metrics}"})
     assert "engine 2: 240 tokens from storage" in said
+
+
+@needs_mooncake
+@needs_etcd
+@pytest.mark.long
+def test_a_cluster_set_up_as_told_serves_on_after_a_node_and_the_first_master_are_killed(tmp_path: Path) -> None:
+    (block,) = blocks_run_by("leaders")
+    rpc, admin = free_ports(2)
+    script = "\n".join(line.removeprefix("$ ") for line in block.text.splitlines())
+    members, peers, nodes = (str(port // 10) for port in free_ports(3))
+    for old, new in (("217", members), ("218", peers), ("5006", nodes)):
+        script = re.sub(rf"(?<=[:=]){old}(?=[$123])", new, script)
+    script = script.replace("50051", str(rpc)).replace("9003", str(admin)).replace("?rep", f"?admin={admin}&rep")
+    kill = "for job in $(jobs -p | sed -n '{}p'); do kill -9 -- -$job; done"
+    stat = script.splitlines()[-1].replace("conformance", "storage stat")
+    dies = f"{kill.format('4p;6')}; until {stat}; do sleep 1; done"
+    # The programs go with the script, and with the pipe that they write to.
+    ran(tmp_path, f"{{\nset -e\n{script}\nset +e\n{dies}\n}} >said; code=$?; {kill.format('1,$')}; exit $code")
+
+
+@needs_mooncake
+@pytest.mark.long
+def test_a_node_that_is_drained_as_told_leaves_no_page_behind() -> None:
+    (block,) = blocks_run_by("drain")
+    create, query = command_lines(block)
+    with LocalCluster.running(nodes=3) as cluster, closing(open_mooncake(cluster)) as storage:
+        open_for_contract(storage)
+        labels = [label(number) for number in range(20)]
+        assert all(storage.put([sealed_page(each) for each in labels], Level.CACHED))
+
+        def told(words: list[str], **values: str) -> dict[str, object]:
+            text = "\0".join(words).replace(":9003", f":{cluster.address.admin_port}")
+            for name, value in values.items():
+                text = text.replace(name, value)
+            said = subprocess.run(text.split("\0"), check=True, capture_output=True, timeout=TIMEOUT_S).stdout
+            return dict(json.loads(said))
+
+        def is_over(said: dict[str, object]) -> bool:
+            return said["status_name"] != "RUNNING" or (said["active_units"] == 0 and said["blocked_units"] == 1)
+
+        for _ in range(2):  # all but one
+            segment, other, *_ = sorted(cluster.admin.segments())
+            job = told(create, SEGMENT=segment, OTHER=other)["job_id"]
+            wait_for(lambda: is_over(told(query, JOB=str(job))), TIMEOUT_S)  # noqa: B023
+        assert all(storage.exists(labels))
 
 
 def with_programs(directory: Path) -> dict[str, str]:

@@ -124,10 +124,13 @@ class LocalCluster:
             ]
             for number in range(masters)
         ]
-        self.masters = [self._start_master(number) for number in range(masters)]
-        if not wait_until(self._is_serving, START_S):
-            self.kill()
-            raise AssertionError(self.logged())
+        self.masters: list[ClusterProcess] = []
+        for number in range(masters):
+            # One after the other: two that start at once may take minutes to agree.
+            self.masters.append(self._start_master(number))
+            if not wait_until(self._is_serving, START_S):
+                self.kill()
+                raise AssertionError(self.logged())
 
     @classmethod
     @contextmanager

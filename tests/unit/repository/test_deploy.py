@@ -163,7 +163,7 @@ def mooncake_commands() -> Iterator[list[str]]:
     units = [*UNITS, ROOT / "docs" / "cluster.md"]
     for path in units:
         text = path.read_text(encoding="utf-8").replace("\\\n", " ")
-        for line in re.findall(rf"^(?:ExecStart={INSTALLED}|\$ )(mooncake_\w+ .*)$", text, re.MULTILINE):
+        for line in re.findall(rf"^(?:ExecStart={INSTALLED}|\$ (?:for .* do )?)(mooncake_\w+ .*)$", text, re.MULTILINE):
             yield line.split()
     for _, pod in pods():
         for container in containers_of(pod):

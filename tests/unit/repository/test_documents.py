@@ -17,7 +17,7 @@ COMMAND = "unified-cache"
 HERE = "tests/e2e/test_documents.py"
 RUNNERS: Mapping[str, str] = {
     **dict.fromkeys(("certificates", "cluster", "demo", "embedding", "events", "first-service"), HERE),
-    **dict.fromkeys(("live", "offline", "operate", "service", "traces", "two-engines"), HERE),
+    **dict.fromkeys(("live", "offline", "operate", "service", "traces", "two-engines", "leaders", "drain"), HERE),
     "bucket": "tests/e2e/test_object_commands.py",
     "deploy": "tests/e2e/test_deploy_walk.py",
     "example": "tests/e2e/test_examples.py",

@@ -264,7 +264,10 @@ class MooncakeClient:
             fresh = [name for name in names if name not in self._copying][: COPIES_MAX - len(self._copying)]
             self._copying.update(fresh)
             for name in fresh:
-                self._store.create_copy_task(name, [random.choice(nodes)])  # noqa: S311 -- not secret
+                node = random.choice(nodes)  # noqa: S311 -- not secret
+                _, code = self._store.create_copy_task(name, [node])
+                if code == ResultCode.INVALID and len(nodes) > 1:
+                    nodes.remove(node)  # it has gone since it was listed, which the library logs each time
 
     def remove(self, names: list[str]) -> list[int]:
         """Remove objects, leased ones too; 0 for each that there was."""

@@ -48,6 +48,7 @@ class ResultCode(IntEnum):
     """Result codes of the store client that mean something to us; a count of bytes or 0 is a success."""
 
     NO_ROOM = -200
+    INVALID = -600
     NOT_READY = -703
     NOT_FOUND = -704
     LEASE_EXPIRED = -707

@@ -232,17 +232,26 @@ class MooncakeStorage(Store):
         ``grouped`` has the objects of one page evicted together, at a price of some percent.
 
         A result of 0 says little: it is that of a key which another writer has reserved, too. So what was written is
-        asked for, first pages last: they are the most recent ones then.
+        asked for, first pages last: they are the most recent ones then. Masters behind etcd take a while to agree on a
+        removal, and swallow a put of the key until then: it is put again.
         """
         foreign = {item.name for item in objects if item.name in known and not _fits(item, known[item.name])}
         if foreign:
             self._client.remove(list(foreign))
         fresh = [item for item in objects if item.name not in known or item.name in foreign]
-        accepted, declined = self._write_all(fresh, grouped=grouped) if fresh else ([], set())
-        names = [item.name for item in reversed(accepted)]
-        whole = {name for name, exists in zip(names, self._client.exist_aged(names), strict=True) if exists}
-        self._client.locations.forget(names)
-        whole |= known.keys() - foreign
+        whole = known.keys() - foreign
+        declined: set[str] = set()
+        for pause_s in (*(FULL_PAUSES_S if self._client.address.etcd else ()), None):
+            if not fresh:
+                break
+            accepted, full = self._write_all(fresh, grouped=grouped)
+            names = [item.name for item in reversed(accepted)]
+            whole |= {name for name, exists in zip(names, self._client.exist_aged(names), strict=True) if exists}
+            self._client.locations.forget(names)
+            declined |= full
+            fresh = [item for item in accepted if item.name not in whole]
+            if fresh and pause_s:
+                self._sleep(pause_s)
         return [
             Answer.STORED if item.name in whole else Answer.DECLINED if item.name in declined else Answer.UNAVAILABLE
             for item in objects
