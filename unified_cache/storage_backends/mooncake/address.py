@@ -140,13 +140,8 @@ def source_host(host: str, port: int) -> str:
     return found
 
 
-def probe_master(address: MooncakeAddress) -> None:
-    """Connect to the master that serves now and hang up; raise StorageError where nobody leads or answers."""
-    check_listens(*address.leader())
-
-
-def check_listens(host: str, port: int) -> None:
-    """Raise StorageError where nobody listens."""
+def probe_master(host: str, port: int) -> None:
+    """Connect to a master and hang up; raise StorageError where nobody answers."""
     try:
         socket.create_connection((host, port), PROBE_TIMEOUT_S).close()
     except OSError as error:

@@ -23,12 +23,7 @@ from unified_cache.core.errors import ConfigError, StorageError
 from unified_cache.core.seal import HEADER_BYTES
 from unified_cache.storage_backends.common.bounded_call import CallsInFlight
 from unified_cache.storage_backends.common.breaker import CircuitBreaker
-from unified_cache.storage_backends.mooncake.address import (
-    PROBE_TIMEOUT_S,
-    MooncakeAddress,
-    check_listens,
-    probe_master,
-)
+from unified_cache.storage_backends.mooncake.address import PROBE_TIMEOUT_S, MooncakeAddress, probe_master
 from unified_cache.storage_backends.mooncake.endpoints import (
     NODES_MAX,
     REST,
@@ -155,22 +150,14 @@ class MooncakeClient:
     def connect(cls, address: MooncakeAddress) -> "MooncakeClient":
         """Connect, if a master answers; raise ConfigError for what this host lacks, StorageError for the master."""
         host = address.resolved_host()
-        probe_master(address)
+        probe_master(*address.leader())
         MasterAdmin(address).check_serves()
         store, engine, code = load_store(), None, 0
         if address.replicas > 1:
             engine = load_engine()
             code = engine.initialize(host, METADATA, address.protocol, address.devices)
-        code = code or store.setup(
-            host,
-            METADATA,
-            address.segment_bytes,
-            0,
-            address.protocol,
-            address.devices,
-            address.master,
-            None if engine is None else engine.get_engine(),
-        )
+        how = (host, METADATA, address.segment_bytes, 0, address.protocol, address.devices, address.master)
+        code = code or store.setup(*how, None if engine is None else engine.get_engine())
         if code:
             raise StorageError(
                 f"the Mooncake client could not be set up (code {code}): host {host}, protocol {address.protocol}, "
@@ -330,7 +317,7 @@ class MooncakeClient:
         if not _LOST.isdisjoint(codes):
             lost = next(code for code in codes if code in _LOST)
             self._master.record_failure()
-            probe_master(self.address)  # often it knows the reason
+            probe_master(*self.address.leader())  # often it knows the reason
             text = f"the Mooncake master at {self.address.master} does not answer (code {lost})"
             raise StorageError(text, retryable=True)
         self._master.record_success()
@@ -342,7 +329,7 @@ class MooncakeClient:
             text = f"the Mooncake master at {self.address.master} did not answer just now, and is paused"
             raise StorageError(text, retryable=True)
         try:
-            probe_master(self.address)
+            probe_master(*self.address.leader())
         except StorageError:
             self._master.record_failure()
             raise
@@ -374,7 +361,7 @@ def client_of(address: MooncakeAddress) -> MooncakeClient:
                 raise ConfigError(f"Mooncake's library knows one etcd a process, found a second: {address.master}")
             client = _CLIENTS[address] = MooncakeClient.connect(address)
         else:
-            probe_master(address)
+            probe_master(*address.leader())
         return client
 
 
@@ -396,7 +383,7 @@ class MasterAdmin:
     def check_serves(self) -> None:
         """Raise StorageError where the master's HTTP side is there and does not say in time that it serves."""
         try:
-            check_listens(*self._where())
+            probe_master(*self._where())
         except StorageError:
             return  # the admin port is needed for listings alone
         self._ask("/health", PROBE_TIMEOUT_S, _text)

@@ -60,6 +60,7 @@ QUOTA_EXCEEDED = -1700
 """A tenant's own lack of room."""
 
 _NO_ROOM = frozenset({ResultCode.NO_ROOM, QUOTA_EXCEEDED})
+_NOT_TRANSFERRED = frozenset({ResultCode.TRANSFER_FAILED})
 _MASTER_CHOOSES = ("",)
 """In place of nodes, where none is known to be up."""
 
@@ -289,43 +290,42 @@ class MooncakeStorage(Store):
                 for admission in filter(None, map(endpoints.admit, nodes)):
                     calls.enter_context(admission)
                 codes = call()
-                if any(codes):
-                    codes = self._put_again(batch, codes, pauses, grouped=grouped)
-                if ResultCode.TRANSFER_FAILED in codes:
+                while pauses and not _NO_ROOM.isdisjoint(codes):
+                    self._sleep(pauses.pop(0))
+                    codes = self._put_again(batch, codes, _NO_ROOM, _MASTER_CHOOSES, grouped=grouped)
+                if not _NOT_TRANSFERRED.isdisjoint(codes):
                     codes = self._put_alone(batch, codes, nodes, grouped=grouped)
-            strange = set(codes) - _NO_ROOM - {0, ResultCode.TRANSFER_FAILED}
+            strange = set(codes) - _NO_ROOM - _NOT_TRANSFERRED - {0}
             if strange:
                 raise StorageError(f"Mooncake refused a put (codes {sorted(strange)})", retryable=False)
             put.append(codes)
         return put
 
     def _put_alone(
-        self, batch: Sequence[ObjectBuffers], codes: Sequence[int], nodes: Sequence[str], *, grouped: bool
+        self, batch: Sequence[ObjectBuffers], codes: list[int], nodes: Sequence[str], *, grouped: bool
     ) -> list[int]:
         """Put what was not transferred to several nodes on the first that takes it; what does not rests."""
-        codes = list(codes)
         for node in nodes:
-            failed = [at for at, code in enumerate(codes) if code == ResultCode.TRANSFER_FAILED]
             if len(nodes) > 1:
-                again = self._put([batch[at] for at in failed], [node], grouped=grouped)()
-                for at, code in zip(failed, again, strict=True):
-                    codes[at] = code
-            if ResultCode.TRANSFER_FAILED not in codes:
+                codes = self._put_again(batch, codes, _NOT_TRANSFERRED, [node], grouped=grouped)
+            if _NOT_TRANSFERRED.isdisjoint(codes):
                 break
             self._client.endpoints.failed(node)
         return codes
 
     def _put_again(
-        self, batch: Sequence[ObjectBuffers], codes: list[int], pauses: list[float], *, grouped: bool
+        self,
+        batch: Sequence[ObjectBuffers],
+        codes: list[int],
+        refused: frozenset[int],
+        nodes: Sequence[str],
+        *,
+        grouped: bool,
     ) -> list[int]:
-        """Put those that had no room again after each of the pauses that are left; return the codes after that."""
-        while pauses and not _NO_ROOM.isdisjoint(codes):
-            self._sleep(pauses.pop(0))
-            declined = [at for at, code in enumerate(codes) if code in _NO_ROOM]
-            again = self._put([batch[at] for at in declined], _MASTER_CHOOSES, grouped=grouped)()
-            for at, code in zip(declined, again, strict=True):
-                codes[at] = code
-        return codes
+        """Put those with one of the ``refused`` codes on other nodes; return the codes after that."""
+        left = [at for at, code in enumerate(codes) if code in refused]
+        again = dict(zip(left, self._put([batch[at] for at in left], nodes, grouped=grouped)(), strict=True))
+        return [again.get(at, code) for at, code in enumerate(codes)]
 
     def _put(self, batch: Sequence[ObjectBuffers], nodes: Sequence[str], *, grouped: bool) -> NativeCall:
         config = self._client.put_config([_page_of(item.name) for item in batch] if grouped else (), nodes=nodes)
