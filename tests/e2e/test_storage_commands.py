@@ -3,7 +3,6 @@
 import json
 import threading
 from collections.abc import Sequence
-from dataclasses import replace as replaced
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +19,7 @@ from tests.support.offline import (
     open_store,
     url_of,
 )
+from tests.support.store_calls import ScriptedStorage
 from unified_cache.core.page import Namespace, Prompt
 from unified_cache.core.pool import Identity
 from unified_cache.core.seal import Label
@@ -29,7 +29,7 @@ from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.offline import listing, upkeep
 from unified_cache.storage_backends.offline.listing import ReadObject
-from unified_cache.storage_backends.protocol import Answer, Capability, PageIO, Store
+from unified_cache.storage_backends.protocol import Answer, PageIO, Store
 
 TOKENS = {number: np.random.default_rng(number).integers(0, 1000, PAGES * PAGE_SIZE).tolist() for number in (1, 2)}
 TENANT = Namespace(tenant="acme")
@@ -242,15 +242,11 @@ def test_conformance_leaves_a_store_that_holds_pages_alone_unless_told_otherwise
         assert ask("conformance", url, "--not-empty").status == 0
 
 
-class VastStorage(MemoryStorage):
-    """Says that it has room for more than memory has."""
-
-    def capability(self) -> Capability:
-        return replaced(super().capability(), bytes_max=1 << 60)
-
-
-def vast(rest: str, bytes_max: int | None) -> VastStorage:
-    return VastStorage(bytes_max)
+def vast(rest: str, bytes_max: int | None) -> ScriptedStorage:
+    """Open a store that says that it has room for more than memory has."""
+    store = ScriptedStorage(MemoryStorage(bytes_max))
+    store.claims["bytes_max"] = 1 << 60
+    return store
 
 
 def test_a_backend_of_more_room_than_can_be_filled_is_tried_without_that() -> None:

@@ -22,6 +22,7 @@ from tests.support.offline import (
     replace,
     restored_pages,
 )
+from tests.support.store_calls import ScriptedStorage
 from unified_cache.core.errors import LayoutError, StorageError
 from unified_cache.core.page import Namespace, PageKey, Prompt
 from unified_cache.core.pool import Component, ModelLayout, PoolSpec
@@ -38,7 +39,8 @@ from unified_cache.storage_backends.offline.copying import (
 from unified_cache.storage_backends.offline.listing import Watch, unwatched
 from unified_cache.storage_backends.offline.stores import StoredIdentity
 from unified_cache.storage_backends.offline.upkeep import Garbage, Verification, collect, verify
-from unified_cache.storage_backends.protocol import Answer, Level, PageIO, Store, StoredObject
+from unified_cache.storage_backends.protocol import Answer, Level, Store
+from unified_cache.storage_backends.wrappers.layer import Method
 from unified_cache.testing.storage_contract import listing, sealed_page
 
 KV, SWA, STATE = PoolSpec("kv", 96), PoolSpec("swa", 40), PoolSpec("swa_state", 8)
@@ -177,20 +179,6 @@ def test_what_a_capped_target_declines_or_drops_again_makes_the_copy_incomplete(
     assert result.declined_count == len(wanted) - len(objects_of(target, layout))
 
 
-class BadSector(ListedMemory):
-    """Fails every get of one object."""
-
-    def __init__(self, bad: StoredObject, *, retryable: bool) -> None:
-        super().__init__()
-        self._bad = bad
-        self._retryable = retryable
-
-    def get(self, pages: Sequence[PageIO]) -> list[Answer]:
-        if any(page.label == self._bad.label for page in pages):
-            raise StorageError("cannot read: EIO", retryable=self._retryable)
-        return super().get(pages)
-
-
 @pytest.mark.parametrize("retryable", [False, True])
 def test_an_object_that_cannot_be_read_costs_itself_alone_and_a_fault_that_may_pass_ends_the_copy(
     retryable: bool, tmp_path: Path
@@ -199,7 +187,13 @@ def test_an_object_that_cannot_be_read_costs_itself_alone_and_a_fault_that_may_p
     fill(open_store("memory", tmp_path), layout, [prompt_of(1)])
     healthy = open_store("memory", tmp_path)
     bad = min(listing(healthy, TOY.digest(layout)))
-    source, target = BadSector(bad, retryable=retryable), ListedMemory()
+    source, target = ScriptedStorage(ListedMemory()), ListedMemory()
+
+    def fail() -> None:
+        if any(page.label == bad.label for page in source.given):
+            raise StorageError("cannot read: EIO", retryable=retryable)
+
+    source.before[Method.GET] = fail
     for label, content in objects_of(healthy, layout).items():
         replace(source, label, content)
     if retryable:

@@ -1,7 +1,6 @@
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from threading import Event, Semaphore
 
@@ -18,7 +17,7 @@ from unified_cache.integrations.vllm.chunks import ChunkChange, ChunkTier, JobEn
 from unified_cache.integrations.vllm.metrics import FIGURES, TierFigures
 from unified_cache.integrations.vllm.settings import TierSettings
 from unified_cache.storage_backends.common.breaker import BreakerState
-from unified_cache.storage_backends.protocol import Answer, Capability, Store
+from unified_cache.storage_backends.protocol import Answer, Store
 from unified_cache.storage_backends.wrappers import Method
 
 ROWS = 16
@@ -361,18 +360,12 @@ def test_stores_under_way_end_before_the_tier_is_closed(memory: HostMemory, open
     assert [end.moved for end in tier.ended()] == [KEYS]
 
 
-class QuickStorage(ScriptedStorage):
-    """Says that it returns by itself, and is given the rows themselves."""
-
-    def capability(self) -> Capability:
-        return replace(super().capability(), bounded=True)
-
-
 def test_a_tier_whose_store_still_has_rows_says_so_when_it_is_closed(
     opened: Opened, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "CLOSE_S", 0.01)
-    store = QuickStorage(leaves_open=True)
+    store = ScriptedStorage(leaves_open=True)
+    store.claims["bounded"] = True  # and so it is given the rows themselves
     store.before = {Method.GET: gate}
     tier = opened(store, close_timeout_s=0.01)
     tier.load(0, KEYS, range(4))
