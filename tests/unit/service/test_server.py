@@ -231,7 +231,7 @@ def test_a_cap_above_the_disk_is_said(tmp_path: Path, cap: str, kinds: list[str]
 
 @pytest.mark.parametrize("cap", ["500", 1, "1MB"])
 def test_a_cap_below_a_page_is_refused(cap: object) -> None:
-    with pytest.raises(ConfigError, match="must be greater than or equal to 1048576"):
+    with pytest.raises(ConfigError, match="must be greater than or equal to 1MiB"):
         service_settings(None, {"storage_bytes": cap})
 
 
