@@ -17,15 +17,15 @@ SERVICE_MUTANTS = [
     Mutant(
         "pages beyond a quota are counted no more but stay in the store",
         "service/store/tenants.py",
-        "self._remove_outgrown(gone + self.usage.surplus(chain))",
-        "self._remove_outgrown(self.usage.surplus(chain))",
+        "self._remove_lost(tenant, Bound.QUOTA, self.usage.take(tenant, list(arriving.values()), chain))",
+        "self.usage.take(tenant, list(arriving.values()), chain)",
         TENANCY,
     ),
     Mutant(
         "a service that starts again does not count what its store holds",
         "service/store/tenants.py",
-        "self._remove_outgrown(self.usage.find(tenant, [each for _, each in reversed(some)]))",
-        "self._remove_outgrown([])",
+        "gone = self.usage.find(tenant, [each for _, each in reversed(some)])",
+        "gone = list[Label]()",
         TENANCY,
     ),
     Mutant(

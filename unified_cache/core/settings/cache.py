@@ -3,7 +3,7 @@
 import math
 from typing import Annotated
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator
 
 from unified_cache.core.config import (
     CacheConfig,
@@ -20,12 +20,15 @@ from unified_cache.core.settings.section import (
     Bytes,
     BytesOrNone,
     Count,
+    CountOrNone,
     PageCounts,
     PageCountsOrNone,
     Seconds,
+    SecondsOrNone,
     Section,
     Settings,
     StoreUrl,
+    Truth,
     listed,
 )
 from unified_cache.core.sizes import SizedTiers
@@ -39,9 +42,9 @@ _Policies = Annotated[tuple[EvictionPolicy, ...], BeforeValidator(listed)]
 class RetentionSettings(Section):
     """Ends along a prompt at which windows and states are kept."""
 
-    tail_tokens: Annotated[int, Field(ge=0)] = 0
+    tail_tokens: CountOrNone = 0
     """A prompt can be resumed at every page boundary less than this many tokens before its last one, too."""
-    branches: bool = True
+    branches: Truth = True
     """Keep windows and states where a prompt leaves what is cached, too; the second one to leave there pays for it."""
 
 
@@ -57,9 +60,9 @@ class EvictionSettings(Section):
 class PrefetchSettings(Section):
     """Bounds on prefetches."""
 
-    threshold_tokens: Annotated[int, Field(ge=0)] = 0
+    threshold_tokens: CountOrNone = 0
     """Prefixes of fewer tokens are not asked of storage, nor read where it adds fewer."""
-    patience_s: Annotated[float, Field(ge=0)] | None = None
+    patience_s: SecondsOrNone | None = None
     """How long a request waits for a prefetch; then it ends with the pages that have arrived. Unset, until its end."""
 
 

@@ -23,7 +23,7 @@ from unified_cache.core.errors import ConfigError, did_you_mean, without_secrets
 from unified_cache.core.files import parse_json, parse_toml, read_kept
 from unified_cache.core.settings.cache import EmbeddedSettings
 from unified_cache.core.settings.describe import settings_of
-from unified_cache.core.settings.section import Section, Settings
+from unified_cache.core.settings.section import Section, Settings, VariableText
 from unified_cache.core.settings.service import ServiceSettings
 from unified_cache.core.sizes import bytes_literal
 
@@ -165,7 +165,15 @@ class _Variables(EnvSettingsSource):
 def _variables(model: type[Settings], prefix: str) -> GivenValues:
     # It reads a class's fields and configuration alone, which those of any model are.
     values = _Variables(cast("type[BaseSettings]", model), env_prefix=prefix, env_nested_delimiter="__")()
-    return GivenValues(values, lambda name: f"{prefix}{name.replace('.', '__').upper()}")
+    texts = {name: _as_texts(value) for name, value in values.items()}
+    return GivenValues(texts, lambda name: f"{prefix}{name.replace('.', '__').upper()}")
+
+
+def _as_texts(value: object) -> object:
+    """Return a value in which every text says that a variable had it."""
+    if isinstance(value, Mapping):
+        return {name: _as_texts(each) for name, each in value.items()}
+    return VariableText(value) if isinstance(value, str) else value
 
 
 def _merged(*values: _Values) -> dict[str, object]:

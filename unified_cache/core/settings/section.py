@@ -19,10 +19,27 @@ PAGES_MAX = 2**31 - 2
 """Slots are int32, and slot 0 is the padding sink."""
 
 
+class VariableText(str):
+    """Text of a variable, in which a number or a truth is written as text; in a file it is not."""
+
+    __slots__ = ()
+
+
+def _is_file_text(value: object) -> bool:
+    return isinstance(value, str) and not isinstance(value, VariableText)
+
+
 def _read_number(value: object) -> object:
-    """Refuse a truth in the place of a number; pydantic would take it for 0 or 1."""
-    if isinstance(value, bool):
+    """Refuse a truth, and text of a file, in the place of a number; pydantic would take "true" for 1 and "1" for 1."""
+    if isinstance(value, bool) or _is_file_text(value):
         raise PydanticCustomError("number", "must be a number")
+    return value
+
+
+def _read_truth(value: object) -> object:
+    """Refuse a number, and text of a file, in the place of a truth."""
+    if not isinstance(value, bool | str) or _is_file_text(value):
+        raise PydanticCustomError("truth", "must be true or false")
     return value
 
 
@@ -36,7 +53,7 @@ def _read_bytes(value: object) -> object:
 def listed(value: object) -> object:
     """Return one value as a list of it, and text with commas as a list."""
     if isinstance(value, str):
-        return [part.strip() for part in value.split(",")]
+        return [VariableText(part.strip()) for part in value.split(",")]
     return value if isinstance(value, Sequence) else [_read_number(value)]
 
 
@@ -49,8 +66,11 @@ StoreUrl = Annotated[str, PlainSerializer(without_secrets)]
 Bytes = Annotated[int, _SIZE, Field(gt=0, le=BYTES_MAX)]
 BytesOrNone = Annotated[int, _SIZE, Field(ge=0, le=BYTES_MAX)]
 """A size that may be 0: there is to be none."""
+Truth = Annotated[bool, BeforeValidator(_read_truth)]
+CountOrNone = Annotated[int, _FINITE, Field(ge=0)]
 Count = Annotated[int, _FINITE, Field(gt=0, le=1 << 31)]
 Seconds = Annotated[float, _FINITE, Field(gt=0.0, le=86_400 * 365, allow_inf_nan=False)]
+SecondsOrNone = Annotated[float, _FINITE, Field(ge=0.0)]
 PageCounts = Annotated[tuple[Annotated[int, _FINITE, Field(gt=0, le=PAGES_MAX)], ...], *_PAGES]
 """Pages of each component; one number is that of every component."""
 PageCountsOrNone = Annotated[tuple[Annotated[int, _FINITE, Field(ge=0, le=PAGES_MAX)], ...], *_PAGES]

@@ -20,6 +20,7 @@ from unified_cache.core.settings.section import (
     Section,
     Settings,
     StoreUrl,
+    Truth,
 )
 
 STORAGE_BYTES_MIN = 1 << 20
@@ -169,9 +170,9 @@ class ServiceSettings(Settings):
     """URL of the store (L3), as every command takes them; ``file:~/.cache/unified-cache`` if unset."""
     storage_bytes: Annotated[Bytes, Field(ge=STORAGE_BYTES_MIN)] | None = None
     """Cap on the store, as du counts it; unset, it may take all that its file system has."""
-    insecure: bool = False
+    insecure: Truth = False
     """Serve beyond this machine without client certificates."""
-    reflection: bool = True
+    reflection: Truth = True
     """List the service's calls to clients such as grpcurl (reflection)."""
     tls: TlsSettings | None = None
     access: AccessSettings = AccessSettings()
