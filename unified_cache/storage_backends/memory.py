@@ -44,43 +44,36 @@ class MemoryStorage(Store):
 
     def capability(self) -> Capability:
         """Return the abilities of this backend."""
-        self._home.check()
-        with self._guard:
-            self._check_open()
-            return Capability(
-                self._name,
-                durable=False,
-                bytes_max=self._lru.bytes_max,
-                exists_costs_io=False,
-                bounded=True,
-            )
+        self._check_open()
+        return Capability(
+            self._name,
+            durable=False,
+            bytes_max=self._lru.bytes_max,
+            exists_costs_io=False,
+            bounded=True,
+        )
 
     def register(self, manifest: Manifest, slabs: Mapping[str, memoryview]) -> None:
         """Accept any identity; pages in memory need no announcement."""
-        self._home.check()
-        with self._guard:
-            self._check_open()
+        self._check_open()
 
     def exists(self, labels: Sequence[Label]) -> list[Answer]:
         """Return for each label whether it is held. No access."""
-        self._home.check()
+        self._check_open()
         with self._guard:
-            self._check_open()
             return Answer.of_reads(map(self._pages.__contains__, labels))
 
     def lengths(self, labels: Sequence[Label]) -> list[int | None]:
         """Return the bytes of each object, None where there is none. No access."""
-        self._home.check()
+        self._check_open()
         with self._guard:
-            self._check_open()
             return [self._lru.size_of(label) for label in labels]
 
     def get(self, pages: Sequence[PageIO]) -> list[Answer]:
         """Copy each page into its buffers; one of another length is dropped, unless it may be the page, coded."""
         answers: list[Answer] = []
-        self._home.check()
+        self._check_open()
         with self._guard:
-            self._check_open()
             for page, object_bytes in zip(pages, self._sizes_of(pages), strict=True):
                 known = self._lru.size_of(page.label)
                 if known == object_bytes:
@@ -96,9 +89,8 @@ class MemoryStorage(Store):
 
     def put(self, pages: Sequence[PageIO], level: Level) -> list[Answer]:
         """Copy pages in, as far as there is room; DURABLE raises StorageError, which memory cannot promise."""
-        self._home.check()
+        self._check_open()
         with self._guard:
-            self._check_open()
             if level is Level.DURABLE:
                 name = self._name
                 raise StorageError(f"{name} cannot store at level DURABLE, only CACHED", retryable=False)
@@ -120,38 +112,33 @@ class MemoryStorage(Store):
 
     def touch(self, labels: Sequence[Label]) -> None:
         """Make pages the most recent ones."""
-        self._home.check()
+        self._check_open()
         with self._guard:
-            self._check_open()
             self._lru.touch(reversed(labels))
 
     def remove(self, labels: Sequence[Label]) -> int:
         """Drop objects; return how many there were."""
-        self._home.check()
+        self._check_open()
         with self._guard:
-            self._check_open()
             return sum(self._drop(label) for label in labels)
 
     def clear(self, identity: bytes) -> int:
         """Drop every page of one identity. Linear in all pages held."""
-        self._home.check()
+        self._check_open()
         with self._guard:
-            self._check_open()
             return sum(self._drop(label) for label in self._lru.labels_of(identity))
 
     def scan(self, identity: bytes, cursor: str = "") -> Scan:
         """List objects of one identity by name. Linear in all objects."""
         check_scan(identity, cursor)
-        self._home.check()
+        self._check_open()
         with self._guard:
-            self._check_open()
             return self._lru.scan(identity, cursor)
 
     def removals(self) -> RemovalFeed:
         """Begin to tell a subscriber what goes; closing the store tells nothing."""
-        self._home.check()
+        self._check_open()
         with self._guard:
-            self._check_open()
             return self._removed.subscribe()
 
     def close(self) -> None:
@@ -177,6 +164,7 @@ class MemoryStorage(Store):
             start = end
 
     def _check_open(self) -> None:
+        self._home.check()
         if self._closed:
             raise ClosedError(f"this {self._name} store was closed")
 

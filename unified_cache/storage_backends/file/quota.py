@@ -7,7 +7,6 @@ from contextlib import suppress
 from functools import partial
 from itertools import islice
 from threading import Lock
-from typing import NamedTuple
 
 from unified_cache.core.seal import Label
 from unified_cache.storage_backends.common.lru import StoreLru
@@ -94,19 +93,13 @@ class _Sweep:
         return count is not None and len(self.found) - before == count
 
 
-class _Evicted(NamedTuple):
-    """Objects that an eviction removed, and those that it could not; others had removed the rest."""
-
-    removed_count: int
-    stuck_count: int
-
-
 class FileQuota:
     """LRU order and byte count of a store, as far as this process knows it, and the eviction for want of room.
 
     An object counts as the whole blocks that the file system has for it.
 
-    A process that is alone in the directory knows all of it, and keeps the cap exactly. Where there are others, it
+    A process that is alone in the directory knows all of it, and keeps the cap exactly: what several of its threads put
+    at a time is over by the end of the last put. Where there are others, it
     counts what they stored when it sweeps: it lists the directories, a few objects with each of its puts, and if they
     hold more than the cap (the high mark) it evicts the least recently used down to the low mark. It begins a sweep
     whenever it has stored ``cap / SWEEP_SHARE``, and ends it before it has stored as much again. So with one cap for
@@ -161,7 +154,7 @@ class FileQuota:
         self._sweep_guard = Lock()
         """Held by the one thread that goes on with the sweep; taken before ``_guard``."""
         self._guard = Lock()
-        """Guards the LRU order and the counts; never held while a file is waited for."""
+        """Guards the LRU order and the counts; no file is waited for but to see whether one that may go is there."""
 
     def fill(self) -> None:
         """List the directories and evict what exceeds the cap; times of use from now on are later than all found."""
@@ -203,11 +196,15 @@ class FileQuota:
         """Release the room of pages that were not written; count again those uncounted before their files had names."""
         # Another process may have stored a page under the same name: that stays counted.
         gone = [each.label for each in dropped if self._object_size(each.label) is None]
+        victims: list[StoredObject] = []
         if self._is_counting:
             with self._guard:
                 self._end_under_way((*named, *dropped))
-                self._forget(gone)
-                self._add([each for each in named if each.label not in self._lru])
+                self._uncount_gone(gone)
+                self._count_there([each.label for each in named if each.label not in self._lru])
+                victims, _ = self._lru.victims(0, ())
+                self._forget(victim.label for victim in victims)
+        self._evict(victims)
         self.removed.record(gone)
 
     def evict_for_fault(self, batch: Sequence[PageIO]) -> bool:
@@ -225,17 +222,27 @@ class FileQuota:
         with self._guard:
             unknown = self._lru.touch(reversed(labels))
         if unknown:
-            known = {page.label: page_bytes(page) for page in pages}
-            sizes = [(label, known.get(label) or self._object_size(label)) for label in unknown]
+            # What a process knew that is alone, and knows no more, may be gone since the page was read.
+            known = {} if self._open_counter.is_alone else {page.label: page_bytes(page) for page in pages}
+            for label in unknown:
+                with self._guard:
+                    if label in known:
+                        self._add([StoredObject(label, known[label])])
+                    else:
+                        self._count_there((label,))
             with self._guard:
-                self._add([StoredObject(label, size) for label, size in sizes if size is not None])
                 self._lru.touch(reversed(labels))
 
-    def forget(self, labels: Sequence[Label]) -> None:
-        """Record that objects are about to be removed."""
+    def remove(self, labels: Sequence[Label]) -> int:
+        """Remove objects; return how many there were, and raise OSError for the first that cannot be removed."""
         with self._guard:
             self._forget(labels)
         self.removed.record(labels)
+        try:
+            return sum(unlink_object(self._root.disk, self._root.fd, label) for label in labels)
+        finally:
+            with self._guard:
+                self._uncount_gone(labels)
 
     def _evict_for(self, granted: list[StoredObject], batch: Sequence[PageIO]) -> bool:
         """Evict for what is granted, and take out of it what finds no room; False, and all out, where that fails."""
@@ -247,7 +254,8 @@ class FileQuota:
             self._under_way.update(granted)
             self._unswept_bytes += self._taken(granted)
             self._forget(victim.label for victim in victims)
-        if not self._evict(victims).stuck_count:
+        _, stuck_count = self._evict(victims)
+        if not stuck_count:
             return True
         with self._guard:
             self._forget(each.label for each in granted)
@@ -293,10 +301,10 @@ class FileQuota:
                 unnamed = keep.union(each.label for each in self._under_way)
                 victims, _ = self._lru.least_recent(short_bytes, unnamed, count_min)
                 self._forget(victim.label for victim in victims)
-            evicted = self._evict(victims)
-            if evicted.removed_count:
+            removed_count, stuck_count = self._evict(victims)
+            if removed_count:
                 return True
-            if evicted.stuck_count or (not victims and not self._list_again()):
+            if stuck_count or (not victims and not self._list_again()):
                 break
         return False
 
@@ -321,8 +329,8 @@ class FileQuota:
     def _taken(self, objects: Iterable[StoredObject]) -> int:
         return sum([self.taken_bytes(each.object_bytes) for each in objects])
 
-    def _evict(self, victims: Sequence[StoredObject]) -> "_Evicted":
-        """Remove objects that are no longer counted; count those again, as the most recent, that cannot be removed."""
+    def _evict(self, victims: Sequence[StoredObject]) -> tuple[int, int]:
+        """Remove what is counted no more; count again what cannot be removed. Return how many went and how many not."""
         removed_count = 0
         stuck: list[StoredObject] = []
         for victim in victims:
@@ -333,8 +341,9 @@ class FileQuota:
         with self._guard:
             self.evicted_count += len(victims) - len(stuck)
             self._add(stuck)
+            self._uncount_gone([victim.label for victim in victims if victim not in stuck])
         self.removed.record(victim.label for victim in victims if victim not in stuck)
-        return _Evicted(removed_count, len(stuck))
+        return removed_count, len(stuck)
 
     def _go_on_sweeping(self, coming_bytes: int) -> None:
         """Go on with the sweep that is under way as fast as its bound needs, or begin one that is due."""
@@ -425,6 +434,17 @@ class FileQuota:
             self._lru.forget(label)
             if self._sweep is not None:
                 self._sweep.changes[label] = None
+
+    def _count_there(self, labels: Iterable[Label]) -> None:
+        """Count what has a file, and is not counted. The caller holds the guard."""
+        for label in labels:
+            object_bytes = None if label in self._lru else self._object_size(label)
+            if object_bytes is not None:
+                self._add([StoredObject(label, object_bytes)])
+
+    def _uncount_gone(self, labels: Iterable[Label]) -> None:
+        """Count no more what has no file; a put of it that is under way counts it again. The caller holds the guard."""
+        self._forget([label for label in labels if label not in self._lru or self._object_size(label) is None])
 
     def _object_size(self, label: Label) -> int | None:
         """Return the bytes of the file that has an object's name; None where there is none, or that cannot be seen."""

@@ -185,14 +185,8 @@ class FileStorage(FilePages, DirectoryStorage):
         """Remove objects; return how many there were. Not synced: a crash may bring them back."""
         with self._calls:
             there = [label for label, found in zip(labels, self.exists(labels), strict=True) if found]
-            self._quota.forget(there)
-            removed_count = 0
-            for label in there:
-                try:
-                    removed_count += unlink_object(self._disk, self._root_fd, label)
-                except OSError as error:
-                    raise self._cannot("remove", label, error) from error
-            return removed_count
+            with StorageFaults(f"cannot remove objects from {self._path}"):
+                return self._quota.remove(there)
 
     def clear(self, identity: bytes) -> int:
         """Remove every object of one identity, a page of the listing at a time. No crash undoes it."""

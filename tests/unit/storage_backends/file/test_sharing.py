@@ -6,7 +6,7 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
@@ -105,7 +105,7 @@ def test_a_sweep_that_finds_more_than_the_cap_evicts_down_to_the_low_mark(root: 
         assert bytes_in(root) == cap - cap // 8 + FILE_BYTES
 
 
-def test_a_page_evicted_before_it_had_its_name_counts_once_it_has(root: Path) -> None:
+def test_a_page_evicted_before_it_had_its_name_counts_once_it_has_and_another_goes(root: Path) -> None:
     class EvictsBeforeRename(Disk):
         """Lets another put make room when the first draft is to be renamed."""
 
@@ -118,9 +118,61 @@ def test_a_page_evicted_before_it_had_its_name_counts_once_it_has(root: Path) ->
 
     with closing(FileStorage.open(root, bytes_max=3 * FILE_BYTES, disk=EvictsBeforeRename())) as storage:
         put(storage, [0])
-        assert bytes_in(root) == 4 * FILE_BYTES
+        assert bytes_in(root) == 3 * FILE_BYTES
         put(storage, [14])
         assert bytes_in(root) == 3 * FILE_BYTES
+
+
+USES: Mapping[str, Callable[[FileStorage], object]] = {
+    "touch": lambda storage: storage.touch([label(0)]),
+    "get": lambda storage: storage.get([blank_page(label(0))]),
+    "put": lambda storage: put(storage, [0]),
+}
+REMOVALS: Mapping[str, Callable[[FileStorage], object]] = {
+    "evicted": lambda storage: put(storage, [3]),
+    "removed": lambda storage: storage.remove([label(0)]),
+}
+
+
+@pytest.mark.parametrize("removal", REMOVALS.values(), ids=REMOVALS)
+@pytest.mark.parametrize("use", USES.values(), ids=USES)
+def test_a_page_used_at_the_moment_that_it_goes_takes_no_room(
+    use: Callable[[FileStorage], object], removal: Callable[[FileStorage], object], root: Path
+) -> None:
+    class UsesBeforeRemoval(Disk):
+        """Lets another thread use the page that is about to be removed."""
+
+        def unlink(self, path: str, *, dir_fd: int) -> None:  # type: ignore[override]
+            if path == str(path_of(root, label(0)).relative_to(root)):
+                use(storage)
+            os.unlink(path, dir_fd=dir_fd)
+
+    with closing(FileStorage.open(root, bytes_max=3 * FILE_BYTES, disk=UsesBeforeRemoval())) as storage:
+        put(storage, [0])
+        put(storage, [1])
+        put(storage, [2])
+        removal(storage)
+        put(storage, [4])
+        assert bytes_in(root) == 3 * FILE_BYTES
+
+
+def test_a_page_that_goes_after_a_put_found_it_there_takes_no_room(root: Path) -> None:
+    class EvictsBeforeUse(Disk):
+        """Lets another put make room when a page that is there is made recent."""
+
+        def utime(self, fd: int, *, ns: tuple[int, int]) -> None:  # type: ignore[override]
+            if others:
+                put(storage, [others.pop()])
+            os.utime(fd, ns=ns)
+
+    others: list[int] = []
+    with closing(FileStorage.open(root, bytes_max=3 * FILE_BYTES, disk=EvictsBeforeUse())) as storage:
+        for number in range(3):
+            put(storage, [number])
+        others.append(3)
+        assert put(storage, [0]) == [True], "it was there"
+        put(storage, [4])
+        assert held(storage, 5) == [2, 3, 4]
 
 
 # Losing no page to a race
