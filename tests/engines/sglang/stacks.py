@@ -213,7 +213,7 @@ def tree_params(
         tree_components=parts.components,
         tree_core_backend=core,
         tp_cache_group=group,
-        sidecar_draft_device_pools=tuple(drafts),
+        **({"sidecar_draft_device_pools": tuple(drafts)} if drafts else {}),  # there since SGLang 0.5.23
         **({"enable_mamba_extra_buffer": True} if parts.requests is not None else {}),
     )
 
