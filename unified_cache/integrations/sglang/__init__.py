@@ -45,6 +45,8 @@ def __getattr__(name: str) -> object:
     try:
         cls = vars(import_module(f"{__name__}.{'hicache' if name == 'UnifiedCacheHiCache' else 'linker'}"))[name]
     except ImportError as error:
+        if not (error.name or "").startswith("sglang"):
+            raise  # what is missing is not SGLang's
         raise ConfigError(f"{checked.line(found)}, which lacks what it needs: {error}") from error
     checked.warn(found)
     return cls

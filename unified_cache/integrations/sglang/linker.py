@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from sglang.srt.server_args import ServerArgs
 
 if "record_offload_ready" not in vars(UnifiedCacheLinker):
-    raise ImportError("a linker that tells when pages may be read")
+    raise ImportError("a linker that tells when pages may be read", name="sglang")
 
 logger = logging.getLogger(__name__)
 device_module = get_device_module()
