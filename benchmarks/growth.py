@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing
 from multiprocessing import get_context
 from pathlib import Path
@@ -196,8 +197,8 @@ def of_tree(count: int) -> Figures:
 
 def apart(function: Callable[..., Result], *arguments: object) -> Result:
     """Call a function in a process that has done nothing else."""
-    with get_context("spawn").Pool(1) as process:
-        return process.apply(function, arguments)
+    with ProcessPoolExecutor(1, get_context("spawn")) as process:
+        return process.submit(function, *arguments).result()
 
 
 def of_store(kind: str, count: int) -> Figures:
