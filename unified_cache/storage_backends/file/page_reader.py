@@ -121,6 +121,10 @@ FORMAT = StoreFormat("file store", 2)
 """See docs/format.md."""
 
 
+SCANS_MAX = 4
+"""Scans under way that go on without a listing: a service counts its tenants' pages while a client lists its own."""
+
+
 class FilePages(DirectoryReader):
     """The pages of a file store, opened to read or to write: finds, reads and lists them. Thread-safe."""
 
@@ -159,7 +163,7 @@ class FilePages(DirectoryReader):
 
     @cached_property
     def _listings(self) -> dict[tuple[bytes, str], Iterator[ListedObject]]:
-        """The scan that has not ended, of those the last: its identity and cursor, and what comes then."""
+        """The last scans that have not ended: what comes, by identity and cursor."""
         return {}
 
     def scan(self, identity: bytes, cursor: str = "") -> Scan:
@@ -175,9 +179,10 @@ class FilePages(DirectoryReader):
             found = list(itertools.islice(objects, NAMES_MAX))
             listed = [StoredObject(known.label, known.object_bytes) for known in found]
             cursor_next = found[-1].name if len(found) == NAMES_MAX else ""
-            self._listings.clear()
             if cursor_next:
                 self._listings[identity, cursor_next] = objects
+                if len(self._listings) > SCANS_MAX:
+                    self._listings.pop(next(iter(self._listings)), None)
             return Scan(listed, cursor_next, [known.mtime_ns for known in found], is_timed=True)
 
     def _read(self, pages: Sequence[PageIO]) -> list[Answer]:

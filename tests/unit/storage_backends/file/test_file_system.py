@@ -6,6 +6,7 @@ import stat
 import subprocess
 import sys
 from contextlib import closing, suppress
+from itertools import islice, zip_longest
 from pathlib import Path
 
 import pytest
@@ -223,6 +224,12 @@ def test_a_scan_lists_every_directory_once(root: Path, monkeypatch: pytest.Monke
     disk.calls.clear()
     assert [each.label for each in listing(storage, labels[0].identity)] == sorted(labels)
     assert len(disk.calls) == 1 + len({named.page_name[0] for named in labels})
+    disk.calls.clear()
+    ahead = listing(storage, labels[0].identity)
+    found = list(islice(ahead, 50))
+    beside = [(mine, theirs) for mine, theirs in zip_longest(listing(storage, labels[0].identity), ahead)]
+    assert [mine for mine, _ in beside] == found + [theirs for _, theirs in beside if theirs is not None]
+    assert len(disk.calls) == 2 * (1 + len({named.page_name[0] for named in labels}))
     first = storage.scan(labels[0].identity)
     storage.scan(labels[0].identity, first.cursor)
     # One that goes on with an older scan finds what comes then, too.
