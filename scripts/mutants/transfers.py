@@ -102,8 +102,8 @@ TRANSFERS_MUTANTS = [
     Mutant(
         "what is put while a store is cleared stays",
         "controller/jobs.py",
-        "if self._storage.epoch.is_superseded(self):",
-        "if not self._storage:",
+        "if epoch.is_superseded(self):",
+        "if not epoch:",
     ),
     Mutant(
         "what was put before a store failed outlives its clear",
