@@ -136,6 +136,13 @@ STORAGE_MUTANTS = [
         ("tests/unit/core/test_identity.py",),
     ),
     Mutant(
+        "pages are told apart in a listing of any order",
+        "storage_backends/offline/listing.py",
+        "if key <= last:",
+        "if False:",
+        ("tests/unit/offline/test_upkeep.py",),
+    ),
+    Mutant(
         "an unknown span needs nothing",
         "storage_backends/offline/copying.py",
         "needed[key] |= (self._have.get(key, 0) | self._there.get(key, 0)) & bits",
