@@ -103,8 +103,8 @@ FACTS_MUTANTS = [
     Mutant(
         "pages that a full disk dropped stay counted",
         "storage_backends/file/quota.py",
-        "                self._forget(gone)\n                self._add([each for each in named",
-        "                self._add([each for each in named",
+        "                self._uncount_gone(gone)\n                self._count_there([each.label for each in named",
+        "                self._count_there([each.label for each in named",
         (f"{UNIT}/storage_backends/directory/test_full_disk.py",),
     ),
     Mutant(
