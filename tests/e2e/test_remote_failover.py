@@ -1,10 +1,12 @@
 """Servers killed while they transfer: retries or misses, never wrong bytes."""
 
 import random
+import secrets
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, closing, suppress
 from functools import partial
 from pathlib import Path
 
@@ -17,10 +19,14 @@ from unified_cache.components import Full
 from unified_cache.core.errors import StorageError
 from unified_cache.core.pool import Identity, ModelLayout, PoolSpec
 from unified_cache.core.seal import HEADER_BYTES, Label
+from unified_cache.core.settings.service import Role
+from unified_cache.service.access.callers import Caller
+from unified_cache.service.access.tokens import add_token, new_token, remove_token
 from unified_cache.storage_backends.manifest import manifest_of
-from unified_cache.storage_backends.protocol import Answer, Level, PageIO
+from unified_cache.storage_backends.protocol import Answer, Level, PageIO, Store
 from unified_cache.storage_backends.remote.store import RemoteStorage
 from unified_cache.storage_backends.remote.url import RemoteOptions
+from unified_cache.storage_backends.url import open_storage
 from unified_cache.storage_backends.wrappers.layer import VerifiedStorage
 from unified_cache.testing.storage_contract import blank_page, bytes_of, sealed_page
 
@@ -28,6 +34,8 @@ PAYLOAD_BYTES = 300_000
 """Several reads of a socket, so that a kill lands inside pages."""
 OBJECT_BYTES = HEADER_BYTES + PAYLOAD_BYTES
 PAGES = 48
+TIMEOUT_S = 5.0
+"""Of a call; a put and a get that take longer together than two of these have not ended in time."""
 KILLS = examples(2, 8)
 """Each of two servers is killed once, or four times."""
 LAYOUT = ModelLayout(16, (Full((PoolSpec("kv", PAYLOAD_BYTES),)),))
@@ -56,7 +64,7 @@ def servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Se
 
 def client(servers: list[ServeProcess]) -> VerifiedStorage:
     storage = VerifiedStorage(
-        RemoteStorage.open(RemoteOptions(tuple(server.address for server in servers), timeout_s=5.0))
+        RemoteStorage.open(RemoteOptions(tuple(server.address for server in servers), timeout_s=TIMEOUT_S))
     )
     storage.register(MANIFEST, {})
     return storage
@@ -92,11 +100,14 @@ def test_servers_killed_while_they_transfer_cost_retries_or_misses_and_never_wro
             numbers = choice.sample(range(PAGES), 12)
             found = [blank_page(label(number), OBJECT_BYTES) for number in numbers]
             fresh = [sealed_page(label(choice.randrange(PAGES, 2 * PAGES)), OBJECT_BYTES)]
+            began_s = time.monotonic()
             try:
                 storage.put(fresh, Level.CACHED)
                 hits = storage.get(found)
             except StorageError:
                 continue
+            finally:
+                assert time.monotonic() - began_s < 2 * TIMEOUT_S
             hits_count += hits.count(Answer.HIT)
             for number, page, hit in zip(numbers, found, hits, strict=True):
                 assert not hit or bytes_of(page) == expected[number]
@@ -137,3 +148,29 @@ def test_what_one_process_stored_another_finds_whatever_its_hash_seed(servers: l
     assert [bytes_of(page) for page in found] == [bytes_of(page) for page in pages]
     first.close()
     second.close()
+
+
+def test_a_token_that_is_revoked_is_refused_by_every_server_within_a_second_or_so(tmp_path: Path) -> None:
+    tokens, shown = tmp_path / "tokens", tmp_path / "token"
+    token, entry = new_token(Caller("acme", Role.READER), None, secrets.token_bytes)
+    add_token(tokens, entry)
+    shown.write_text(token, encoding="utf-8")
+    variables = {"STORAGE": f"file:{tmp_path / 'store'}", "ACCESS__TOKENS": str(tokens), "AUDIT__FILE": ""}
+    with ExitStack() as ends:
+        clients = []
+        for number in range(2):
+            variables["AUDIT__FILE"] = str(tmp_path / f"log-{number}")
+            server = ends.enter_context(ServeProcess(variables=variables))
+            client = open_storage(f"grpc://{server.address}?token_file={shown}")
+            clients.append(ends.enter_context(closing(client)))
+        for each in clients:
+            each.manifests()
+        remove_token(tokens, entry.token_id)
+
+        def is_refused(client: Store) -> bool:
+            with suppress(StorageError):
+                client.manifests()
+                return False
+            return True
+
+        wait_for(lambda: all(list(map(is_refused, clients))), timeout_s=2.0)
