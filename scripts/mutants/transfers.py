@@ -341,4 +341,11 @@ TRANSFERS_MUTANTS = [
         "self._memory.backup(pool, part.source[::-1], part.target)",
         ("tests/sim/test_simulation.py",),
     ),
+    Mutant(
+        "a fork that fails keeps the slots that it had",
+        "controller/ledger.py",
+        "                undo.callback(self.free, Tier.DEVICE, number, slots)\n",
+        "",
+        ("tests/property/test_device_histories.py",),
+    ),
 ]
