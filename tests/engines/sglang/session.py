@@ -24,6 +24,7 @@ from sglang.srt.mem_cache.base_prefix_cache import (
     InitLoadBackParams,
     InsertParams,
     MatchPrefixParams,
+    MatchResult,
 )
 from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
@@ -81,6 +82,15 @@ class LoadedPages:
     """By component, up to where the request has nothing."""
 
 
+def held_indices(tree: UnifiedRadixCache, match: MatchResult) -> torch.Tensor:
+    """Return the indices of what the device holds of a prompt; SGLang 0.5.21 says them itself."""
+    try:
+        found: torch.Tensor = tree.path_device_indices(match.last_device_node)[: match.device_prefix_len]
+    except AttributeError:
+        found = match.device_indices
+    return found
+
+
 class EngineSession(ABC):
     """One engine over one store, the bytes that its device has to hold, and what came of it."""
 
@@ -135,8 +145,9 @@ class EngineSession(ABC):
         """
         loaded = loaded or LoadedPages()
         match, requests = self.match(tokens), self.parts.requests
-        held = match.device_prefix_len
-        known = torch.cat([self.tree.path_device_indices(match.last_device_node)[:held], loaded.indices])
+        on_device = held_indices(self.tree, match)
+        held = len(on_device)
+        known = torch.cat([on_device, loaded.indices])
         known = known[: len(tokens)]
         start, state = len(known) // self.page, loaded.state
         fresh = allocated(self.parts.allocator, len(tokens) - len(known))
@@ -291,7 +302,7 @@ class HiCacheSession(EngineSession):
         handles: list[CacheRequestHandle] = []
         for tokens in asked:
             match = self.match(tokens)
-            held = match.device_prefix_len + match.host_hit_length
+            held = len(held_indices(tree, match)) + match.host_hit_length
             handles.append(CacheRequestHandle(f"request {len(handles)}", 0))
             has_prefix_keys = tree.hicache_storage_pass_prefix_keys
             tree.prefetch_from_storage(
@@ -325,8 +336,8 @@ class HiCacheSession(EngineSession):
     def _compare(self, asked: "array[int]", state: torch.Tensor | None) -> int:
         """Compare what the device holds of a prompt; return how many pages that are."""
         match = self.match(asked)
-        end = int(match.device_prefix_len)
-        indices = self.tree.path_device_indices(match.last_device_node)[:end]
+        indices = held_indices(self.tree, match)
+        end = len(indices)
         for pool in self.pools if end else ():
             self.compare(pool, asked, self.places(pool, indices, state))
         return end // self.page

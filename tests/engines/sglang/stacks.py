@@ -277,7 +277,15 @@ def device_rows(host_pool: object) -> list[torch.Tensor]:
     if kind == "DeepSeekV4StateHostPool":
         return list(parts["device_page_views"])
     if kind == "MambaPoolHost":
-        tensors = [*parts["temporal_device_layers"], *(t for layers in parts["conv_device_layers"] for t in layers)]
+        if "temporal_device_layers" in parts:
+            temporal, conv = parts["temporal_device_layers"], parts["conv_device_layers"]
+        else:  # SGLang 0.5.21
+            temporal, conv = parts["device_pool"].mamba_cache.temporal, parts["device_pool"].mamba_cache.conv
+        tensors = [*temporal, *(t for layers in conv for t in layers)]
         return [tensor.view(torch.uint8).reshape(tensor.shape[0], -1) for tensor in tensors]
-    tensors = parts.get("device_kv_buffers") or [*parts["device_k_buffers"], *parts["device_v_buffers"]]
+    if parts.keys() & {"device_kv_buffers", "device_k_buffers"}:
+        tensors = parts.get("device_kv_buffers") or [*parts["device_k_buffers"], *parts["device_v_buffers"]]
+    else:  # SGLang 0.5.21
+        device = vars(parts["device_pool"])
+        tensors = device.get("kv_buffer") or [*device["k_buffer"], *device["v_buffer"]]
     return [t.view(torch.uint8).reshape(t.shape[0] // parts["page_size"], -1) for t in tensors]
