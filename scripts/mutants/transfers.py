@@ -102,8 +102,27 @@ TRANSFERS_MUTANTS = [
     Mutant(
         "what is put while a store is cleared stays",
         "controller/jobs.py",
-        "if epoch.is_superseded(self):",
-        "if not epoch:",
+        "        if epoch.is_superseded(self):",
+        "        if not epoch:",
+    ),
+    Mutant(
+        "what a late put brings after a clear stays",
+        "controller/jobs.py",
+        "with on_its_own():",
+        "with suppress():",
+    ),
+    Mutant(
+        "a store is read before what was put before its clear is taken back",
+        "controller/jobs.py",
+        " or self._storage.epoch.is_waiting",
+        "",
+    ),
+    Mutant(
+        "the end of a prompt larger than the store's cap evicts its beginning",
+        "controller/backup.py",
+        "self.pages_max = None if self.storage is None else self.storage.prompt_pages_max()",
+        "self.pages_max = None",
+        tests=("tests/unit/core/test_nothing_lost.py",),
     ),
     Mutant(
         "what was put before a store failed outlives its clear",
