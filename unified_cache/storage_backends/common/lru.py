@@ -169,12 +169,12 @@ class StoreLru:
 class ScanUnderWay:
     """Objects of one identity, of which a scan returns some at a time, by their names; sorted by parts when reached."""
 
-    def __init__(self, identity: bytes, cursor: str, parts: list[list[tuple[int, Label]]]) -> None:
+    def __init__(self, identity: bytes, cursor: str, parts: Sequence[Iterable[tuple[int, Label]]]) -> None:
         """The last of ``parts`` has the first names; an object comes with its place in the order of use."""
         self.identity = identity
         self.cursor = cursor
         """Name that was returned last; empty once all are."""
-        self._parts = parts
+        self._parts = list(parts)
         self._rest: list[tuple[str, int, Label]] = []
         """Sorted, the next one last."""
 

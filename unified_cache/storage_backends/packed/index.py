@@ -1,14 +1,18 @@
-"""Index of a packed store: the slot of each page, and their LRU order."""
+"""Index of a packed store: the slot of each page, what a cap makes go, and the pages that are being written."""
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from threading import Lock
 
+import numpy as np
+
 from unified_cache.core.seal import HEADER_BYTES, Label, may_be_coded
-from unified_cache.storage_backends.common.lru import StoreLru
+from unified_cache.storage_backends.common.lru import ScanUnderWay
 from unified_cache.storage_backends.common.names import check_label
-from unified_cache.storage_backends.packed.segment import SegmentKey, SegmentSlot
-from unified_cache.storage_backends.protocol import Answer, PageIO, Scan, StoredObject, page_bytes
+from unified_cache.storage_backends.packed.records import PageRecords, Records
+from unified_cache.storage_backends.packed.segment import Segment, SegmentKey, SegmentSlot, Table, taken_bytes
+from unified_cache.storage_backends.protocol import NAMES_MAX, Answer, PageIO, Scan, StoredObject, page_bytes
 from unified_cache.storage_backends.removals import RemovalBuffer
 
 
@@ -20,9 +24,13 @@ class PutBatch:
     stored: list[bool]
     stamp: int
     """Time of use of the first page; each other one is used a nanosecond earlier."""
-    fresh: dict[Label, int]
+    latest_use: int
+    """The same for the order in memory."""
+    last_birth: int
+    """Of the page that had been entered last when the batch began."""
+    fresh: dict[Label, int] = field(default_factory=dict)
     """Pages to write, with their place in the batch."""
-    gone: list[SegmentSlot]
+    gone: list[SegmentSlot] = field(default_factory=list)
     """Slots of pages that were evicted or replaced."""
     replaced: dict[Label, SegmentSlot] = field(default_factory=dict)
     """Of the pages to write, those that are there and not to be trusted: they go when what is written is there."""
@@ -43,77 +51,124 @@ class PutBatch:
 class PageIndex:
     """Slots and recency under one guard. Thread-safe; it makes no call on the disk."""
 
-    def __init__(self, lru: StoreLru) -> None:
+    def __init__(self, bytes_max: int | None, seed: int) -> None:
+        """``seed`` is secret, see ``PageRecords``."""
         self.removed = RemovalBuffer()
         """What has gone, for subscribers; a page that cannot be read has, until it is put again."""
-        self.lru = lru
-        """Sizes count of pages that are being written too."""
-        self._slots: dict[Label, SegmentSlot] = {}
+        self.bytes_max = bytes_max
+        self.bytes_used = 0
+        """What pages take, those too that are being written."""
+        self.evicted_count = 0
+        self._records = PageRecords(seed)
+        self._writing: dict[Label, int] = {}
+        """Lengths of pages that have room and no slot yet, the first to have got it first."""
         self._unreadable: dict[Label, list[SegmentSlot]] = {}
         """Slots of pages that could not be read: misses until the store is opened, or they are put, again."""
-        self.evicted_count = 0
+        self._listing = ScanUnderWay(b"", "", [])
+        """The last scan that has not ended."""
         self._guard = Lock()
+
+    @property
+    def newest_use(self) -> int:
+        """Time of use of the most recent page; what is used from now on is later."""
+        return self._records.new_uses(0)
 
     def find(self, label: Label) -> SegmentSlot | None:
         """Return the slot of an object, None if it is not there; raise InputError for a label that names no object."""
-        slot = self._slots.get(label)
-        if slot is None:
-            check_label(label)
-        return slot
+        return self.find_all((label,))[0]
 
-    def fill(self, found: Iterable[tuple[Label, SegmentSlot]]) -> list[SegmentSlot]:
-        """Know what was found, the least recent first; return slots to free: of second copies, and beyond the cap."""
-        gone: list[SegmentSlot] = []
+    def find_all(self, labels: Sequence[Label]) -> list[SegmentSlot | None]:
+        """Return the slot of each object, as ``find`` does."""
         with self._guard:
-            for label, slot in found:
-                former = self._slots.pop(label, None)
-                if former is not None:
-                    gone.append(former)
-                self._slots[label] = slot
-            self.lru.replace(StoredObject(label, slot.segment.object_bytes) for label, slot in self._slots.items())
-            victims, _ = self.lru.victims(0, ())
+            slots = self._records.find_all(labels)
+        _check(labels, slots)
+        return slots
+
+    def have(self, labels: Sequence[Label]) -> list[bool]:
+        """Return whether each object has a slot; raise InputError as ``find`` does."""
+        with self._guard:
+            have = self._records.have(labels)
+        if not all(have):
+            for label in labels:
+                check_label(label)
+        return have
+
+    def are_there(self, slots: Iterable[SegmentSlot]) -> list[bool]:
+        """Return of each slot whether it has still the page that it had when it was looked up."""
+        with self._guard:
+            return [self._records.is_there(slot) for slot in slots]
+
+    def segments(self) -> list[Segment]:
+        """Return the files that pages are in."""
+        with self._guard:
+            return self._records.segments()
+
+    def fill(self, tables: Iterable[tuple[Segment, Table]]) -> list[SegmentSlot]:
+        """Know the pages of tables; return slots to free: of second copies, and beyond the cap."""
+        with self._guard:
+            gone = self._records.fill(tables)
+            self.bytes_used = self._records.taken_bytes()
+            over_bytes = 0 if self.bytes_max is None else self.bytes_used - self.bytes_max
+            victims, _ = self._records.oldest(over_bytes, ())
             self.evicted_count += len(victims)
-            return gone + self._take_out([victim.label for victim in victims])
+            return gone + self._take_out(victims)
 
     def begin(self, pages: Sequence[PageIO], stamp: int, untrusted: Mapping[Label, SegmentSlot]) -> PutBatch:
-        """Grant room to pages that are not there, or where ``untrusted`` says, evicting for them; touch the others."""
+        """Grant room to pages that are not there, or where ``untrusted`` says, evicting for them; touch the others.
+
+        No page of the batch is evicted for another: of a chain longer than the cap the first pages stay.
+        """
         labels = [page.label for page in pages]
         sizes = [page_bytes(page) for page in pages]
-        for label in labels:
-            self.find(label)
         with self._guard:
-            stored, evicted = self.lru.store(labels, sizes)
-            batch = PutBatch(pages, stored, stamp, {}, self._take_out(evicted))
-            for number, label in enumerate(labels):
-                slot = self._slots.get(label)
-                if slot is not None and slot.segment.object_bytes != sizes[number]:
-                    batch.gone.append(self._slots.pop(label))
-                    self.removed.record((label,))
-                    slot = None
-                # Of a page that is in the batch at two lengths the last one is stored.
-                stored[number] = stored[number] and self.lru.size_of(label) == sizes[number]
-                if stored[number] and slot is not None and untrusted.get(label) is slot:
-                    batch.replaced[label] = slot
-                if stored[number] and (slot is None or label in batch.replaced):
-                    batch.fresh.setdefault(label, number)
-            self.evicted_count += len(evicted)
+            slots = self._records.find_all(labels)
+            _check(labels, slots)
+            batch = PutBatch(pages, [], stamp, self._records.new_uses(len(pages)), self._records.last_birth)
+            self._records.use(slots, batch.latest_use)  # so that those which may go are found first
+            if self.bytes_max is not None:
+                new = {label: size for label, slot, size in zip(labels, slots, sizes, strict=True) if slot is None}
+                new_bytes = sum([taken_bytes(size) for label, size in new.items() if label not in self._writing])
+                # At once, which is faster; where there is no room for all, below, one page after the other.
+                self._make_room(new_bytes, slots, batch)
+            unfit_bytes = math.inf  # so large a page found no room: none is sought for it again in all that is kept
+            for label, slot, size in zip(labels, slots, sizes, strict=True):
+                known = self._writing.get(label) if slot is None else self._size_of(label, slot)
+                if known is not None and known != size:
+                    unfit_bytes = math.inf
+                    batch.gone += self._forget(label, slot)
+                if known != size:
+                    needed_bytes = taken_bytes(size)
+                    if needed_bytes >= unfit_bytes or not self._make_room(needed_bytes, slots, batch):
+                        unfit_bytes = min(unfit_bytes, needed_bytes)
+                        batch.stored.append(False)
+                        continue
+                    self._writing[label] = size
+                    self.bytes_used += needed_bytes
+                batch.stored.append(True)
+            for number, (label, slot) in enumerate(zip(labels, slots, strict=True)):
+                if slot is not None and self._records.is_there(slot):
+                    if batch.stored[number] and untrusted.get(label) == slot:
+                        batch.replaced[label] = slot
+                        batch.fresh.setdefault(label, number)
+                elif batch.stored[number]:
+                    # Of a page that is in the batch at two lengths the last one is stored.
+                    batch.stored[number] = self._writing.get(label) == sizes[number]
+                    if batch.stored[number]:
+                        batch.fresh.setdefault(label, number)
         return batch
 
-    def evict(self, short_bytes: int, keep: Container[Label]) -> list[SegmentSlot]:
+    def evict(self, short_bytes: int, keep: Sequence[Label]) -> list[SegmentSlot]:
         """Forget the least recent objects that take so many bytes, none in ``keep``; return their slots."""
         with self._guard:
-            victims, _ = self.lru.least_recent(short_bytes, keep)
-            slots = self._take_out(victim.label for victim in victims)
-            self.evicted_count += len(slots)
-            return slots
+            victims, _ = self._records.oldest(short_bytes, _kept(self._records.find_all(keep)))
+            self.evicted_count += len(victims)
+            return self._take_out(victims)
 
     def decline(self, batch: PutBatch, labels: Sequence[Label]) -> int:
         """Take back the room of fresh pages, but of those that another thread has stored; return how many others."""
         with self._guard:
-            declined = [label for label in labels if not self._is_others(label, batch)]
-            for label in declined:
-                if label not in batch.replaced:
-                    self.lru.forget(label)
+            declined = [label for label in labels if not self._is_others(label, self._records.find(label), batch)]
+            self._stop_writing(declined)
         for label in labels:
             del batch.fresh[label]
         batch.decline(declined)
@@ -123,18 +178,28 @@ class PageIndex:
         """Publish what was written; return slots: of what it replaced, and what others stored or evicted."""
         spare: list[SegmentSlot] = []
         evicted: list[Label] = []
+        entered: list[tuple[Label, SegmentSlot, int]] = []
         with self._guard:
+            is_alone = self._records.last_birth == batch.last_birth
             for label, slot in batch.written.items():
-                if self.lru.size_of(label) != slot.segment.object_bytes:
+                there = batch.replaced.get(label) if is_alone else self._records.find(label)
+                if there is not None and not self._records.is_there(there):
+                    there = None
+                size = self._writing.get(label) if there is None else there.segment.object_bytes
+                if size != slot.segment.object_bytes:
                     spare.append(slot)
                     evicted.append(label)
-                elif self._is_others(label, batch):
-                    spare.append(slot)
+                elif there is None or not self._is_others(label, there, batch):
+                    if there is None:
+                        del self._writing[label]
+                    else:
+                        self._records.leave(there)
+                        spare.append(there)
+                    entered.append((label, slot, batch.latest_use - batch.fresh[label]))
                 else:
-                    if label in self._slots:
-                        spare.append(self._slots[label])
-                    self._slots[label] = slot
-                    self.removed.restored((label,))
+                    spare.append(slot)
+            self._records.enter(entered)
+            self.removed.restored(label for label, _, _ in entered)
         if evicted:
             batch.decline(evicted)
         return spare
@@ -142,42 +207,37 @@ class PageIndex:
     def abandon(self, batch: PutBatch) -> None:
         """Take back the room of all fresh pages: they could not be written."""
         with self._guard:
-            for label in batch.fresh:
-                if label not in self._slots:
-                    self.lru.forget(label)
+            self._stop_writing(batch.fresh)
 
     def look_up(self, pages: Sequence[PageIO]) -> tuple[list[SegmentSlot | None], list[Answer], list[SegmentSlot]]:
         """Return the slot of each page, which becomes recent, None where it is not there at that length; and answers.
 
         Objects of another length are forgotten, and their slots returned besides; what may be the page, coded, is left.
         """
-        slots: list[SegmentSlot | None] = []
         answers: list[Answer] = []
-        found: list[PageIO] = []
-        misfits: list[Label] = []
+        misfits: list[SegmentSlot] = []
+        labels = [page.label for page in pages]
         with self._guard:
-            for page in pages:
-                slot = self._slots.get(page.label)
+            slots = self._records.find_all(labels)
+            for number, slot in enumerate(slots):
+                answer = Answer.HIT
                 if slot is None:
-                    check_label(page.label)
-                    answers.append(Answer.MISS)
-                elif slot.segment.object_bytes == page_bytes(page):
-                    found.append(page)
-                    answers.append(Answer.HIT)
-                elif may_be_coded(page_bytes(page) - HEADER_BYTES, slot.segment.object_bytes):
-                    answers.append(Answer.MISS)
-                    slot = None
-                else:
-                    misfits.append(page.label)
-                    answers.append(Answer.FLAWED)
-                    slot = None
-                slots.append(slot)
-            self.lru.touch([page.label for page in reversed(found)])
+                    check_label(labels[number])
+                    answer = Answer.MISS
+                elif slot.segment.object_bytes != page_bytes(pages[number]):
+                    slots[number] = None
+                    answer = Answer.MISS
+                    if not may_be_coded(page_bytes(pages[number]) - HEADER_BYTES, slot.segment.object_bytes):
+                        answer = Answer.FLAWED
+                        misfits.append(slot)
+                answers.append(answer)
+            self._records.use(slots, self._records.new_uses(len(slots)))
             return slots, answers, self._take_out(misfits) if misfits else []
 
     def slots_of(self, pages: Sequence[PageIO]) -> list[SegmentSlot | None]:
         """Return the slot of each page, None where it is not there at that length. It changes nothing."""
-        found = [self._slots.get(page.label) for page in pages]
+        with self._guard:
+            found = self._records.find_all([page.label for page in pages])
         return [
             slot if slot is not None and slot.segment.object_bytes == page_bytes(page) else None
             for slot, page in zip(found, pages, strict=True)
@@ -186,54 +246,137 @@ class PageIndex:
     def use(self, labels: Sequence[Label]) -> None:
         """Make objects recent, the first one most of all; one that went meanwhile stays gone."""
         with self._guard:
-            self.lru.touch([label for label in reversed(labels) if label in self._slots])
+            self._records.use(self._records.find_all(labels), self._records.new_uses(len(labels)))
 
-    def forget(self, labels: Iterable[Label]) -> tuple[int, list[SegmentSlot], list[SegmentSlot]]:
+    def forget(self, labels: Sequence[Label]) -> tuple[int, list[SegmentSlot], list[SegmentSlot]]:
         """Know objects no more; return how many there were, their slots, and those slots that are unreadable."""
         with self._guard:
-            there = {label for label in labels if label in self._slots or label in self._unreadable}
-            unreadable = [slot for label in there for slot in self._unreadable.pop(label, ())]
-            return len(there), self._take_out(there), unreadable
+            slots = self._records.find_all(labels)
+            _check(labels, slots)
+            there = dict(zip(labels, slots, strict=True))
+            unreadable = {label: self._unreadable.pop(label) for label in there if label in self._unreadable}
+            count = sum(slot is not None or label in unreadable for label, slot in there.items())
+            gone = self._take_out([slot for slot in there.values() if slot is not None])
+            return count, gone, [slot for slots in unreadable.values() for slot in slots]
 
-    def drop_identity(self, identity: bytes) -> list[Label]:
-        """Take back the room of pages of one identity that are being written; return the labels of its objects."""
+    def drop_identity(self, identity: bytes) -> Iterator[list[Label]]:
+        """Take back the room of pages of one identity that are being written; yield the labels of its objects."""
         with self._guard:
-            for label in self.lru.labels_of(identity):
-                if label not in self._slots:
-                    self.lru.forget(label)
-            return [label for label in {**self._slots, **self._unreadable} if label.identity == identity]
+            self._stop_writing([label for label in self._writing if label.identity == identity])
+            unreadable = [label for label in self._unreadable if label.identity == identity]
+            segments = [each for each in self._records.segments() if each.key.identity == identity]
+        yield unreadable
+        for segment in segments:
+            with self._guard:
+                labels = [self._records.label_of(record) for record in self._records.records_of(segment).tolist()]
+            yield labels
 
     def drop(self, flawed: Mapping[Label, SegmentSlot]) -> list[SegmentSlot]:
         """Forget pages that are not what they should be, those of them that are where they were; return their slots."""
         with self._guard:
-            return self._take_out([label for label, slot in flawed.items() if self._slots.get(label) is slot])
+            return self._take_out([slot for slot in flawed.values() if self._records.is_there(slot)])
 
     def set_aside(self, unreadable: Mapping[Label, SegmentSlot]) -> None:
         """Record that the disk did not give pages, those of them that are where they were."""
         with self._guard:
             for label, slot in unreadable.items():
-                if self._slots.get(label) is slot:
-                    self._take_out((label,))
+                if self._records.is_there(slot):
+                    self._take_out([slot])
                     self._unreadable.setdefault(label, []).append(slot)
 
     def scan(self, identity: bytes, cursor: str) -> Scan:
-        """List objects of one identity by name, after the name in ``cursor``, as ``StoreLru.scan`` does."""
+        """List objects of one identity in the order of their names, after the name in ``cursor``.
+
+        The first call, and one that does not go on with the last, is linear in the objects of the identity.
+        """
         with self._guard:
-            found = self.lru.scan(identity, cursor)
-            listed = [each for each in zip(found.objects, found.used, strict=True) if each[0].label in self._slots]
-            return Scan([each for each, _ in listed], found.cursor, [used for _, used in listed])
+            listing = self._listing
+            if not cursor or (identity, cursor) != (listing.identity, listing.cursor):
+                listing = self._listing = ScanUnderWay(identity, cursor, self._parts_of(identity))
+            some = listing.take(NAMES_MAX)
+            found = self._records.find_all([label for _, label in some])
+            listed = [(label, slot) for (_, label), slot in zip(some, found, strict=True) if slot is not None]
+            objects = [StoredObject(label, slot.segment.object_bytes) for label, slot in listed]
+            return Scan(objects, listing.cursor, [self._records.use_of(slot.record) for _, slot in listed])
 
-    def _is_others(self, label: Label, batch: PutBatch) -> bool:
+    def _size_of(self, label: Label, slot: SegmentSlot | None) -> int | None:
+        """Return the length of a page, None where it has no room; ``slot`` is where it was found."""
+        if slot is not None and self._records.is_there(slot):
+            return slot.segment.object_bytes
+        return self._writing.get(label)
+
+    def _is_others(self, label: Label, slot: SegmentSlot | None, batch: PutBatch) -> bool:
         """Return whether another put has stored a page since this batch began."""
-        slot = self._slots.get(label)
-        return slot is not None and slot is not batch.replaced.get(label)
+        return slot is not None and slot != batch.replaced.get(label)
 
-    def _take_out(self, labels: Iterable[Label]) -> list[SegmentSlot]:
-        slots: list[SegmentSlot] = []
+    def _make_room(self, needed_bytes: int, keep: Sequence[SegmentSlot | None], batch: PutBatch) -> bool:
+        """Evict the least recent under the cap, pages that others are writing last; return whether there is room."""
+        if self.bytes_max is None or self.bytes_used + needed_bytes <= self.bytes_max:
+            return True
+        if needed_bytes > self.bytes_max:
+            return False
+        victims, short_bytes = self._records.oldest(self.bytes_used + needed_bytes - self.bytes_max, _kept(keep))
+        unwritten: list[Label] = []
+        if short_bytes > 0:
+            own = {page.label for page in batch.pages}
+            for label, size in self._writing.items():
+                if short_bytes > 0 and label not in own:
+                    unwritten.append(label)
+                    short_bytes -= taken_bytes(size)
+        if short_bytes > 0:
+            return False
+        self.evicted_count += len(victims) + len(unwritten)
+        self._stop_writing(unwritten)
+        batch.gone += self._take_out(victims)
+        return True
+
+    def _forget(self, label: Label, slot: SegmentSlot | None) -> list[SegmentSlot]:
+        """Take out a page that is there, or is being written, at another length; return its slot."""
+        if slot is not None and self._records.is_there(slot):
+            return self._take_out([slot])
+        self._stop_writing((label,))
+        return []
+
+    def _stop_writing(self, labels: Iterable[Label]) -> None:
+        """Take back the room of those pages that are being written."""
         for label in labels:
-            slot = self._slots.pop(label, None)
-            if slot is not None:
-                self.lru.forget(label)
-                slots.append(slot)
-                self.removed.record((label,))
+            size = self._writing.pop(label, None)
+            if size is not None:
+                self.bytes_used -= taken_bytes(size)
+
+    def _take_out(self, slots: list[SegmentSlot]) -> list[SegmentSlot]:
+        self.removed.record(self._records.label_of(slot.record) for slot in slots)
+        for slot in slots:
+            self._records.leave(slot)
+            self.bytes_used -= taken_bytes(slot.segment.object_bytes)
         return slots
+
+    def _parts_of(self, identity: bytes) -> list[Iterator[tuple[int, Label]]]:
+        """Return the pages of an identity by the first byte of their keys, those of the first one last."""
+        segments = [each for each in self._records.segments() if each.key.identity == identity]
+        if not segments:
+            return []
+        records = np.concatenate([self._records.records_of(segment) for segment in segments])
+        first = self._records.first_bytes(records).astype(np.uint8)
+        records = records[np.argsort(first, kind="stable")]
+        parts = np.split(records, np.cumsum(np.bincount(first, minlength=256))[:-1])
+        return [self._part_of(identity, byte, part) for byte, part in enumerate(parts)][::-1]
+
+    def _part_of(self, identity: bytes, first: int, records: Records) -> Iterator[tuple[int, Label]]:
+        """Yield time of use and label of records, but of those that are pages of elsewhere by now."""
+        for record in records.tolist():
+            if self._records.is_live(record):
+                label = self._records.label_of(record)
+                if label.identity == identity and label.key[0] == first:
+                    yield self._records.use_of(record), label
+
+
+def _kept(slots: Iterable[SegmentSlot | None]) -> frozenset[int]:
+    return frozenset([slot.record for slot in slots if slot is not None])
+
+
+def _check(labels: Sequence[Label], slots: Sequence[SegmentSlot | None]) -> None:
+    """Raise InputError for a label that names no object; one that was found is right."""
+    for label, slot in zip(labels, slots, strict=True):
+        if slot is None:
+            check_label(label)

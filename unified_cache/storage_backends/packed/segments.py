@@ -5,14 +5,15 @@ import logging
 import os
 import stat
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from threading import Lock
 from types import MappingProxyType
-from typing import NamedTuple
 from weakref import WeakSet
 
-from unified_cache.core.seal import Label
+import numpy as np
+import numpy.typing as npt
+
 from unified_cache.storage_backends.directory.disk import (
     DIRECTORY_FLAGS,
     anchor,
@@ -20,7 +21,17 @@ from unified_cache.storage_backends.directory.disk import (
     is_distrusted,
 )
 from unified_cache.storage_backends.directory.root import NOT_A_FILE, UNREADABLE, StoreRoot, identities_in
-from unified_cache.storage_backends.packed.segment import Segment, SegmentKey, SegmentSlot, by_segment, parse_file_name
+from unified_cache.storage_backends.packed.segment import (
+    Segment,
+    SegmentKey,
+    SegmentSlot,
+    Table,
+    by_segment,
+    parse_file_name,
+)
+
+_PLACES = 1 << 16
+"""Not less than ``SLOTS_MAX``."""
 
 
 class FreeSlots:
@@ -30,9 +41,9 @@ class FreeSlots:
         self.key = key
         self._slots_count = key.slots_count
         self._segments: dict[int, Segment] = {}
-        self._idle: list[tuple[int, int]] = []
-        """Heap of free slots that take room, by file and slot."""
-        self._roomless: list[tuple[int, int]] = []
+        self._idle: list[int] = []
+        """Heap of free slots that take room, by file and slot: the number of the file times ``_PLACES``, plus it."""
+        self._roomless: list[int] = []
         """Heap of those that take none: given back, or never used."""
         self._free_count: Counter[int] = Counter()
         """Of each file, in both heaps."""
@@ -47,15 +58,17 @@ class FreeSlots:
         """Free slots that take room on the disk."""
         return len(self._idle)
 
-    def add(self, segment: Segment, used: Collection[int], reached: int) -> None:
+    def add(self, segment: Segment, used: npt.NDArray[np.int64], reached: int) -> None:
         """Take in a file: the slots in ``used`` hold pages, other ones below ``reached`` may take room."""
         number = segment.number
         self._segments[number] = segment
-        reached = max(reached, max(used, default=-1) + 1)
-        unused = sorted(set(range(self._slots_count)).difference(used))
-        self._free_count[number] = len(unused)
-        self._idle += [(number, slot) for slot in unused if slot < reached]
-        self._roomless += [(number, slot) for slot in unused if slot >= reached]
+        is_free = np.ones(self._slots_count, np.bool_)
+        is_free[used] = False
+        free = np.flatnonzero(is_free)
+        reached = max(reached, int(used.max(initial=-1)) + 1)
+        self._free_count[number] = len(free)
+        self._idle += (free[free < reached] + number * _PLACES).tolist()
+        self._roomless += (free[free >= reached] + number * _PLACES).tolist()
         heapq.heapify(self._idle)
         heapq.heapify(self._roomless)
 
@@ -64,7 +77,7 @@ class FreeSlots:
         taken: list[SegmentSlot] = []
         for free in (self._idle, self._roomless):
             while free and len(taken) < count:
-                number, slot = heapq.heappop(free)
+                number, slot = divmod(heapq.heappop(free), _PLACES)
                 segment = self._segments[number]
                 if segment.is_trusted:
                     self._free_count[number] -= 1
@@ -80,7 +93,7 @@ class FreeSlots:
         empty = {number for number in self._segments if self._free_count[number] == self._slots_count}
         if empty:
             for free in (self._idle, self._roomless):
-                free[:] = [place for place in free if place[0] not in empty]
+                free[:] = [place for place in free if place // _PLACES not in empty]
                 heapq.heapify(free)
         for number in empty:
             del self._free_count[number]
@@ -89,7 +102,7 @@ class FreeSlots:
     def take_idle(self, kept_count: int = 0) -> list[SegmentSlot]:
         """Take free slots that take room, but the next so many; each comes back by ``give_emptied``, or by ``give``."""
         places = sorted(self._idle)
-        taken = [SegmentSlot(self._segments[number], slot) for number, slot in places[kept_count:]]
+        taken = [SegmentSlot(self._segments[place // _PLACES], place % _PLACES) for place in places[kept_count:]]
         self._idle = places[:kept_count]
         self._free_count.subtract(slot.segment.number for slot in taken)
         return taken
@@ -98,10 +111,10 @@ class FreeSlots:
         """Take slots back that take no room any more."""
         self._give(slots, self._roomless)
 
-    def _give(self, slots: Iterable[SegmentSlot], free: list[tuple[int, int]]) -> None:
-        for segment, number in slots:
-            self._free_count[segment.number] += 1
-            heapq.heappush(free, (segment.number, number))
+    def _give(self, slots: Iterable[SegmentSlot], free: list[int]) -> None:
+        for slot in slots:
+            self._free_count[slot.segment.number] += 1
+            heapq.heappush(free, slot.segment.number * _PLACES + slot.number)
 
 
 logger = logging.getLogger(__name__)
@@ -110,14 +123,6 @@ IDLE_BYTES_MAX = 64 << 20
 """Room on the disk that free slots keep for the next pages; what is beyond goes back to the file system."""
 
 _OPEN_FLAGS = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-
-
-class StoredPage(NamedTuple):
-    """A page that was found when the store was opened."""
-
-    label: Label
-    slot: SegmentSlot
-    stamp: int
 
 
 class SegmentFiles:
@@ -134,9 +139,8 @@ class SegmentFiles:
         """Files that could not be read when the store was opened; nobody touches them until it is opened again."""
         self._guard = Lock()
 
-    def find(self) -> list[StoredPage]:
-        """Open every file that is there, and list the pages in them. Before any other call."""
-        found: list[StoredPage] = []
+    def find(self) -> Iterator[tuple[Segment, Table]]:
+        """Open every file that is there, and yield each with its table. Before any other call."""
         for identity in identities_in(self._disk, self._root.fd):
             try:
                 fd = self._disk.open(identity.hex(), DIRECTORY_FLAGS, dir_fd=self._root.fd)
@@ -149,11 +153,11 @@ class SegmentFiles:
             finally:
                 close_quietly(self._disk, fd)
             for parsed in [parse_file_name(identity, name) for name in names]:
-                if parsed is not None:
-                    found += self._pages_in(*parsed)
+                table = None if parsed is None else self._table_of(*parsed)
+                if table is not None:
+                    yield table
         self._disk.fsync(self._root.fd)
         self.give_back()
-        return found
 
     def of_identity(self, identity: bytes) -> list[Segment]:
         """Return the files of an identity."""
@@ -174,7 +178,7 @@ class SegmentFiles:
                     return taken
                 segment = self._make_segment(free)
                 with self._guard:
-                    free.add(segment, (), 0)
+                    free.add(segment, np.zeros(0, np.int64), 0)
                     taken += free.take(count - len(taken))
         except OSError:
             self.give(taken)
@@ -280,8 +284,8 @@ class SegmentFiles:
     def _idle_bytes(self) -> int:
         return sum(free.idle_count * key.slot_bytes for key, free in self._free.items())
 
-    def _pages_in(self, key: SegmentKey, number: int) -> list[StoredPage]:
-        """Take in a file and list its pages; clear away what is none, set aside what cannot be read."""
+    def _table_of(self, key: SegmentKey, number: int) -> tuple[Segment, Table] | None:
+        """Take in a file and read its table; clear away what is none, set aside what cannot be read."""
         free = self._free.setdefault(key, FreeSlots(key))
         try:
             fd = self._disk.open(_path_of(key, number), _OPEN_FLAGS, dir_fd=self._root.fd)
@@ -289,8 +293,8 @@ class SegmentFiles:
             status = self._disk.fstat(fd)
             if not stat.S_ISREG(status.st_mode):
                 self._root.clear_foreign(_path_of(key, number), -1)
-                return []
-            entries = segment.entries()
+                return None
+            table = segment.table()
         except OSError as error:
             if error.errno in NOT_A_FILE:
                 self._root.clear_foreign(_path_of(key, number), -1)
@@ -299,13 +303,10 @@ class SegmentFiles:
                 self.set_aside.append((key, number))
             else:
                 raise
-            return []
+            return None
         segment.is_trusted = not is_distrusted(status)
-        free.add(segment, [entry.slot for entry in entries], segment.reach(1))
-        return [
-            StoredPage(Label(key.identity, entry.key, key.pool), SegmentSlot(segment, entry.slot), entry.stamp)
-            for entry in entries
-        ]
+        free.add(segment, table.slots, segment.reach(1))
+        return segment, table
 
     def _make_segment(self, free: FreeSlots) -> Segment:
         """Make a file whose name survives a crash."""

@@ -1,6 +1,6 @@
 """A packed store in a directory of its own, and what lies there."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -11,6 +11,7 @@ from tests.unit.storage_backends.conftest import CLOCK_START_NS
 from unified_cache.storage_backends.directory.disk import Disk
 from unified_cache.storage_backends.directory.front import Clock
 from unified_cache.storage_backends.packed.store import PackedStorage
+from unified_cache.testing.storage_contract import label
 
 SLOT_BYTES = 1152
 """Of a page of ``PAGE_BYTES``."""
@@ -36,6 +37,12 @@ def opened(
 def packs(root: Path) -> list[str]:
     """Return the names of the files of pages."""
     return sorted(path.name for path in root.glob("*/*.pack"))
+
+
+def slots(storage: PackedStorage, numbers: Iterable[int]) -> list[tuple[int, int]]:
+    """Return the file and the slot of each page, by their numbers; pages that are not there have none."""
+    found = storage._index.find_all([label(number) for number in numbers])
+    return [(slot.segment.number, slot.number) for slot in found if slot is not None]
 
 
 @pytest.fixture

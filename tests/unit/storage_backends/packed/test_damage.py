@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.files import INTRUDERS, DiskFault, FaultyDisk, descriptors, flip, hits, link, pipe, put
-from tests.unit.storage_backends.packed.conftest import SLOT_BYTES, TAKEN_BYTES, opened
+from tests.unit.storage_backends.packed.conftest import SLOT_BYTES, TAKEN_BYTES, opened, slots
 from unified_cache.core.errors import StorageError
 from unified_cache.core.seal import Flaw
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO
@@ -254,12 +254,12 @@ def test_an_object_that_cannot_be_read_is_a_miss_and_its_slot_is_used_no_more_be
         assert storage.exists([label(1)]) == [Answer.MISS]
         put(storage, range(1, 12))
         assert hits(storage, range(12)) == [True] * 12
-        assert [slot.number for slot in storage._index._slots.values() if slot.segment.number == 1].count(1) == 0
+        assert (1, 1) not in slots(storage, range(12))
         storage.remove([label(number) for number in range(12)])
     assert pack.exists()
     with closing(opened(root)) as storage:
         put(storage, [1])
-        assert storage._index._slots[label(1)].number == 0
+        assert slots(storage, [1]) == [(1, 0)]
         storage.remove([label(1)])
     assert not pack.exists()
 
@@ -314,7 +314,7 @@ def test_a_put_in_which_any_one_call_fails_leaves_nothing_of_its_batch_and_loses
             assert put(storage, batch) == [True] * 11
             assert hits(storage, range(14)) == [True] * 14
             storage.remove([label(each) for each in batch])
-            assert {slot.number for slot in storage._index._slots.values()} == {0, 1, 2}
+            assert set(slots(storage, range(14))) == {(1, 0), (1, 1), (1, 2)}
             assert sum(len(free._idle) for free in storage._segments._free.values()) == 11
         assert descriptors(root) == []
         with closing(opened(root)) as storage:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.files import FaultyDisk, descriptors, held, put
-from tests.unit.storage_backends.packed.conftest import SLOT_BYTES, TAKEN_BYTES, opened, packs
+from tests.unit.storage_backends.packed.conftest import SLOT_BYTES, TAKEN_BYTES, opened, packs, slots
 from unified_cache.storage_backends.packed.segment import BLOCK_BYTES, SegmentKey
 from unified_cache.storage_backends.packed.segments import IDLE_BYTES_MAX
 from unified_cache.storage_backends.packed.store import PackedStorage
@@ -175,7 +175,7 @@ def test_slots_are_used_again_the_lowest_first(storage: PackedStorage) -> None:
     storage.remove([label(number) for number in (7, 2, 4)])
     put(storage, [10])
     put(storage, [11, 12, 13])
-    assert [storage._index._slots[label(number)].number for number in range(10, 14)] == [2, 4, 7, 10]
+    assert slots(storage, range(10, 14)) == [(1, 2), (1, 4), (1, 7), (1, 10)]
 
 
 def test_where_no_hole_can_be_made_slots_are_used_again_all_the_same(

@@ -1,0 +1,437 @@
+"""Records of the pages in a packed store: flat arrays, a hash table over them, and their order of use.
+
+Each segment with pages has a range of records, one for each slot: the key, the time of use, the birth, and the next
+record of the same hash. A page costs 48 bytes, and 4 to 8 more for the heads of the chains; a slot that was never used
+costs nothing, since nobody touches its memory.
+"""
+
+from collections.abc import Container, Iterable, Sequence
+from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from xxhash import xxh3_64_intdigest
+
+from unified_cache.core.page import PAGE_KEY_BYTES, PageKey
+from unified_cache.core.seal import Label
+from unified_cache.storage_backends.directory.front import STAMP_MAX_NS
+from unified_cache.storage_backends.packed.segment import (
+    KEY_WORDS,
+    Segment,
+    SegmentSlot,
+    Table,
+    key_hashes,
+    taken_bytes,
+)
+
+Records = npt.NDArray[np.uint32]
+
+RANGE = 256
+"""Segments get records by so many. The first range is nobody's: record 0 means none."""
+
+VECTOR_MIN = 160
+"""Labels that are worth looking up together: below that one after the other is faster."""
+
+RECENT_MAX = 1 << 15
+"""Pages that are found at the cost of a dict's, a third of that of the arrays; they take 10 MB."""
+
+HEADS_MIN = 1024
+"""Heads of chains, a power of two; they double where pages are more."""
+
+QUEUE_PARTS = 32
+"""The least recent of the records, all by this number, are sorted at once: 12 ms at ten million."""
+
+QUEUE_MIN = 4096
+"""The part is about so large at least, or half of all."""
+
+RECORDS_MIN = 1 << 17
+"""Records that there is address space for at first."""
+
+_SAMPLE = 1 << 16
+"""Records that say where the least recent part ends."""
+
+_CHUNK = 1 << 20
+"""Records that are looked through at once, so that little memory is taken besides."""
+
+_LATEST = np.uint64((1 << 64) - 1)
+
+_ITEMS_BYTES = (PAGE_KEY_BYTES, 8, 4, 4)
+"""Key, time of use, birth, next record."""
+
+
+class _Range(NamedTuple):
+    """Records of one segment."""
+
+    segment: Segment
+    start: int
+    seed: int
+    """Of the hashes of its identity and pool."""
+
+
+class PageRecords:
+    """Labels, slots and order of use of pages. Bookkeeping only; not thread-safe."""
+
+    def __init__(self, seed: int) -> None:
+        """``seed`` is secret: a client chooses its keys, and must not choose their hashes."""
+        self._seed = seed
+        self._seeds: dict[tuple[bytes, str], int] = {}
+        """Of identities and pools that have, or had, pages."""
+        self._ranges: list[_Range | None] = [None]
+        """By record divided by ``RANGE``."""
+        self._idle_starts: dict[int, list[int]] = {}
+        """Ranges of segments that have no page any more, by their length."""
+        self._live_count: dict[Segment, int] = {}
+        self._recent: dict[Label, SegmentSlot] = {}
+        """Slots of pages that were looked up lately, for speed alone; one of another birth than its record is stale."""
+        self._last_use = 0
+        self.last_birth = 0
+        """Of the page that was entered last."""
+        self.count = 0
+        self._clear_heads(HEADS_MIN)
+        self._queue: Records = np.zeros(0, np.uint32)
+        """The least recent records in their order, those before ``_queue_start`` taken."""
+        self._queue_uses = np.zeros(0, np.uint64)
+        """Their times of use when they were sorted; another one now means that they were used."""
+        self._queue_start = 0
+        self._queue_end_use = 0
+        """Whatever was not used later is in the queue, or was."""
+        self._memory = [mmap(-1, each, flags=MAP_PRIVATE | MAP_ANONYMOUS) for each in _ITEMS_BYTES]
+        """Of keys, uses, births and next records."""
+        self._range_seeds = np.zeros(0, np.uint64)
+        self._allot(RECORDS_MIN)
+
+    def segments(self) -> list[Segment]:
+        """Return the segments that have pages."""
+        return list(self._live_count)
+
+    def find(self, label: Label) -> SegmentSlot | None:
+        """Return the slot of a page, None if it is not there."""
+        slot = self._recent.get(label)
+        if slot is not None and self._births_at[slot.record] == slot.birth:
+            return slot
+        identity, key, pool = label
+        seed = self._seeds.get((identity, pool))
+        if seed is None:
+            return None
+        key_bytes = self._memory[0]
+        record = self._heads_at[xxh3_64_intdigest(key, seed) & self._mask]
+        while record:
+            start = record * PAGE_KEY_BYTES
+            if key_bytes[start : start + PAGE_KEY_BYTES] == key and self._range_of(record).seed == seed:
+                if len(self._recent) >= RECENT_MAX:
+                    self._recent.clear()
+                slot = self._recent[label] = self.slot_of(record)
+                return slot
+            record = self._next_at[record]
+        return None
+
+    def find_all(self, labels: Sequence[Label]) -> list[SegmentSlot | None]:
+        """Return the slot of each page, None where it is not there."""
+        births_at, slots = self._births_at, [*map(self._recent.get, labels)]
+        others = [number for number, slot in enumerate(slots) if slot is None or births_at[slot.record] != slot.birth]
+        if len(others) < VECTOR_MIN:
+            for number in others:
+                slots[number] = self.find(labels[number])
+            return slots
+        for number, record in zip(others, self._records_of([labels[number] for number in others]), strict=True):
+            slots[number] = self.slot_of(record) if record else None
+        return slots
+
+    def have(self, labels: Sequence[Label]) -> list[bool]:
+        """Return whether each page is there."""
+        births_at, slots = self._births_at, [*map(self._recent.get, labels)]
+        have = [slot is not None and births_at[slot.record] == slot.birth for slot in slots]
+        if not all(have):
+            others = [number for number, is_there in enumerate(have) if not is_there]
+            for number, record in zip(others, self._records_of([labels[number] for number in others]), strict=True):
+                have[number] = record != 0
+        return have
+
+    def label_of(self, record: int) -> Label:
+        """Return the label of a page."""
+        segment_key = self._range_of(record).segment.key
+        return Label(segment_key.identity, self._key_of(record), segment_key.pool)
+
+    def slot_of(self, record: int) -> SegmentSlot:
+        """Return the slot of a page."""
+        segment, start, _ = self._range_of(record)
+        return SegmentSlot(segment, record - start, record, self._births_at[record])
+
+    def is_there(self, slot: SegmentSlot) -> bool:
+        """Return whether a slot still has the page that it had when it was looked up."""
+        return self._births_at[slot.record] == slot.birth
+
+    def is_live(self, record: int) -> bool:
+        """Return whether a record is a page's."""
+        return self._births_at[record] != 0
+
+    def use_of(self, record: int) -> int:
+        """Return when a page was used, larger for later."""
+        return self._uses_at[record]
+
+    def new_uses(self, count: int) -> int:
+        """Take so many times of use, and return the last."""
+        self._last_use += count
+        return self._last_use
+
+    def use(self, slots: Sequence[SegmentSlot | None], latest: int) -> None:
+        """Make pages recent, the first one at ``latest``, each other one before."""
+        uses_at, births_at = self._uses_at, self._births_at
+        for number in range(len(slots) - 1, -1, -1):
+            slot = slots[number]
+            if slot is not None and births_at[slot.record] == slot.birth:
+                uses_at[slot.record] = latest - number
+
+    def enter(self, pages: Sequence[tuple[Label, SegmentSlot, int]]) -> None:
+        """Add pages that are not there, in slots that no page has, each with its time of use."""
+        while self.count + len(pages) > len(self._heads):
+            self._clear_heads(2 * len(self._heads))  # what follows takes 0.6 s at ten million
+            for segment in self._live_count:
+                self._link(*self._hashed(self.records_of(segment)))
+        if len(self._recent) + len(pages) > RECENT_MAX:
+            self._recent.clear()
+        live_count, heads_at, mask = self._live_count, self._heads_at, self._mask
+        for label, (segment, number, *_), use in pages:
+            if segment not in live_count:
+                self._attach(segment)
+            live_count[segment] += 1
+            record = segment.records_start + number
+            start, key = record * PAGE_KEY_BYTES, label.key
+            self._memory[0][start : start + PAGE_KEY_BYTES] = key
+            head = xxh3_64_intdigest(key, self._range_of(record).seed) & mask
+            self._next_at[record] = heads_at[head]
+            heads_at[head] = record
+            self._uses_at[record] = use
+            if use <= self._queue_end_use:  # it was put before the queue was filled, and is entered after that
+                self._forget_queue()
+            birth = self._births_at[record] = self._new_birth()
+            self._recent[label] = SegmentSlot(segment, number, record, birth)
+        self.count += len(pages)
+
+    def leave(self, slot: SegmentSlot) -> None:
+        """Take a page out."""
+        record = slot.record
+        head = xxh3_64_intdigest(self._key_of(record), self._range_of(record).seed) & self._mask
+        before, after = self._heads_at[head], self._next_at[record]
+        if before == record:
+            self._heads_at[head] = after
+        else:
+            while self._next_at[before] != record:
+                before = self._next_at[before]
+            self._next_at[before] = after
+        self._uses_at[record] = self._births_at[record] = 0
+        self.count -= 1
+        self._live_count[slot.segment] -= 1
+        if not self._live_count[slot.segment]:
+            self._detach(slot.segment)
+
+    def fill(self, tables: Iterable[tuple[Segment, Table]]) -> list[SegmentSlot]:
+        """Enter the pages of tables; return slots of second copies: of a page the one that was used last counts."""
+        for segment, (slots, keys, stamps) in tables:
+            if len(slots):
+                places = self._attach(segment) + slots
+                uses = np.clip(stamps, 1, STAMP_MAX_NS)  # 0 is the use of no page
+                self._keys[places], self._uses[places], self._births[places] = keys, uses, self._new_birth()
+                self._live_count[segment] = len(slots)
+                self._last_use = max(self._last_use, int(uses.max()))
+                self.count += len(slots)
+        self._clear_heads(1 << max(self.count - 1, HEADS_MIN - 1).bit_length())
+        hashes = np.empty(self.count, np.uint64)
+        done = 0
+        for segment in self._live_count:
+            records, some = self._hashed(self.records_of(segment))
+            self._link(records, some)
+            hashes[done : done + len(some)] = some
+            done += len(some)
+        hashes.sort()
+        return self._take_copies(hashes[1:][hashes[1:] == hashes[:-1]])
+
+    def taken_bytes(self) -> int:
+        """Return what all pages take."""
+        return sum(taken_bytes(each.object_bytes) * count for each, count in self._live_count.items())
+
+    def oldest(self, short_bytes: int, keep: Container[int]) -> tuple[list[SegmentSlot], int]:
+        """Name the least recent pages that take so many bytes, no record in ``keep``; and what is short after all.
+
+        The caller takes them out, unless they are too few.
+        """
+        named: list[SegmentSlot] = []
+        is_passed_over = False
+        while short_bytes > 0:
+            place = self._queue_start
+            if place == len(self._queue):
+                if not self._fill_queue():
+                    break
+                continue
+            self._queue_start += 1
+            record = int(self._queue[place])
+            if self._uses_at[record] != self._queue_uses[place]:
+                continue
+            if record in keep:
+                is_passed_over = True
+                continue
+            named.append(self.slot_of(record))
+            short_bytes -= taken_bytes(named[-1].segment.object_bytes)
+        if is_passed_over or short_bytes > 0:
+            self._forget_queue()
+        return named, max(short_bytes, 0)
+
+    def records_of(self, segment: Segment) -> Records:
+        """Return the records of the pages in a file."""
+        if segment not in self._live_count:
+            return np.zeros(0, np.uint32)
+        start = segment.records_start
+        live = np.flatnonzero(self._uses[start : start + segment.key.slots_count])
+        return (live + start).astype(np.uint32)
+
+    def first_bytes(self, records: Records) -> npt.NDArray[np.uint64]:
+        """Return the first byte of each key."""
+        first: npt.NDArray[np.uint64] = self._keys[records, 0] & np.uint64(0xFF)
+        return first
+
+    def _records_of(self, labels: Sequence[Label]) -> Sequence[int]:
+        """Return the record of each page, 0 where it is not there."""
+        keys = b"".join([label.key for label in labels])
+        if len(labels) < VECTOR_MIN or len(keys) != len(labels) * PAGE_KEY_BYTES:
+            return [0 if (slot := self.find(label)) is None else slot.record for label in labels]
+        seed_of = self._seeds.get
+        seeds = np.array([seed_of((identity, pool), 0) for identity, _, pool in labels], np.uint64)
+        words = np.frombuffer(keys, np.uint64).reshape(-1, KEY_WORDS)
+        found: list[int] = self._find_words(words, seeds, key_hashes(words, seeds)).tolist()
+        return found
+
+    def _new_birth(self) -> int:
+        self.last_birth = (self.last_birth + 1) & 0xFFFFFFFF or 1
+        return self.last_birth
+
+    def _range_of(self, record: int) -> _Range:
+        found = self._ranges[record // RANGE]
+        assert found is not None
+        return found
+
+    def _key_of(self, record: int) -> PageKey:
+        return self._memory[0][record * PAGE_KEY_BYTES : (record + 1) * PAGE_KEY_BYTES]
+
+    def _attach(self, segment: Segment) -> int:
+        """Give a segment records; return the first."""
+        identity, pool, _ = segment.key
+        seed = self._seeds.get((identity, pool))
+        if seed is None:
+            seed = self._seeds[identity, pool] = xxh3_64_intdigest(identity + pool.encode(), self._seed) or 1
+        ranges_count = -(-segment.key.slots_count // RANGE)
+        idle = self._idle_starts.get(ranges_count)
+        if idle:
+            start = idle.pop()
+        else:
+            start = len(self._ranges) * RANGE
+            self._ranges += [None] * ranges_count
+            if len(self._ranges) * RANGE > len(self._uses):
+                self._allot(2 * len(self._ranges) * RANGE)
+        first = start // RANGE
+        self._ranges[first : first + ranges_count] = [_Range(segment, start, seed)] * ranges_count
+        self._range_seeds[first : first + ranges_count] = seed
+        self._live_count[segment] = 0
+        segment.records_start = start
+        return start
+
+    def _detach(self, segment: Segment) -> None:
+        del self._live_count[segment]
+        self._recent.clear()  # so that nobody refers to the file any more
+        first, ranges_count = segment.records_start // RANGE, -(-segment.key.slots_count // RANGE)
+        self._ranges[first : first + ranges_count] = [None] * ranges_count
+        self._idle_starts.setdefault(ranges_count, []).append(segment.records_start)
+
+    def _allot(self, count: int) -> None:
+        """Make room for so many records, where they are; what was never written takes no memory."""
+        # Nobody may look at memory that is moved.
+        self._uses_at = self._births_at = self._next_at = memoryview(b"")
+        self._keys, self._uses = np.zeros((0, KEY_WORDS), np.uint64), np.zeros(0, np.uint64)
+        self._births = self._next = np.zeros(0, np.uint32)
+        try:
+            for memory, item_bytes in zip(self._memory, _ITEMS_BYTES, strict=True):
+                memory.resize(count * item_bytes)
+        finally:
+            keys, uses, births, after = self._memory
+            self._keys = np.frombuffer(keys, np.uint64).reshape(-1, KEY_WORDS)
+            self._uses = np.frombuffer(uses, np.uint64)
+            self._births, self._next = np.frombuffer(births, np.uint32), np.frombuffer(after, np.uint32)
+            self._uses_at, self._births_at, self._next_at = self._uses.data, self._births.data, self._next.data
+        seeds = np.zeros(count // RANGE, np.uint64)
+        seeds[: len(self._range_seeds)] = self._range_seeds
+        self._range_seeds = seeds
+
+    def _clear_heads(self, heads_count: int) -> None:
+        self._heads = np.zeros(heads_count, np.uint32)
+        self._heads_at = self._heads.data
+        self._mask = heads_count - 1
+
+    def _take_copies(self, repeated: npt.NDArray[np.uint64]) -> list[SegmentSlot]:
+        """Take out the copies among the pages of these hashes, all but the one used last; return their slots."""
+        latest: dict[Label, SegmentSlot] = {}
+        copies: list[SegmentSlot] = []
+        for segment in self.segments() if len(repeated) else ():
+            records, hashes = self._hashed(self.records_of(segment))
+            for record in records[np.isin(hashes, repeated)].tolist():
+                label, slot = self.label_of(record), self.slot_of(record)
+                other = latest.get(label, slot)
+                latest[label] = max(slot, other, key=lambda each: self.use_of(each.record))
+                if other is not slot:
+                    copies.append(slot if latest[label] is other else other)
+        for slot in copies:
+            self.leave(slot)
+        return copies
+
+    def _hashed(self, records: Records) -> tuple[Records, npt.NDArray[np.uint64]]:
+        """Return records of one segment with their hashes."""
+        return records, key_hashes(self._keys[records], self._range_seeds[records // RANGE])
+
+    def _link(self, records: Records, hashes: npt.NDArray[np.uint64]) -> None:
+        """Put records before those that have the same hash. Of several with one head a round links the last."""
+        heads = hashes & np.uint64(self._mask)
+        while len(records):
+            former = self._heads[heads]
+            self._heads[heads] = records
+            is_linked = self._heads[heads] == records
+            self._next[records[is_linked]] = former[is_linked]
+            records, heads = records[~is_linked], heads[~is_linked]
+
+    def _find_words(
+        self, words: npt.NDArray[np.uint64], seeds: npt.NDArray[np.uint64], hashes: npt.NDArray[np.uint64]
+    ) -> Records:
+        """Return the record of each key, 0 where there is none."""
+        found = np.zeros(len(words), np.uint32)
+        wanted = np.arange(len(words))
+        records = self._heads[hashes & np.uint64(self._mask)]
+        while True:
+            is_some = records != 0
+            wanted, records = wanted[is_some], records[is_some]
+            if not len(records):
+                return found
+            is_it = (self._keys[records] == words[wanted]).all(axis=1)
+            is_it &= self._range_seeds[records // RANGE] == seeds[wanted]
+            found[wanted[is_it]] = records[is_it]
+            wanted, records = wanted[~is_it], self._next[records[~is_it]]
+
+    def _fill_queue(self) -> bool:
+        """Sort the next part of the records by use; return whether there are any."""
+        end, after = len(self._ranges) * RANGE, np.uint64(self._queue_end_use)
+        sample = self._uses[: end : max(end // _SAMPLE, 1)]
+        sample = sample[sample > after]
+        place = len(sample) // min(max(self.count // QUEUE_MIN, 2), QUEUE_PARTS)
+        latest = np.partition(sample, place)[place] if len(sample) else _LATEST
+        parts: list[Records] = []
+        for start in range(0, end, _CHUNK):
+            uses = self._uses[start : min(start + _CHUNK, end)]
+            parts.append((np.flatnonzero((uses > after) & (uses <= latest)) + start).astype(np.uint32))
+        queue = np.concatenate(parts)
+        uses = self._uses[queue]
+        order = np.argsort(uses, kind="stable")
+        self._queue, self._queue_uses, self._queue_start = queue[order], uses[order], 0
+        if not len(queue):
+            return False
+        self._queue_end_use = int(self._queue_uses[-1])
+        return True
+
+    def _forget_queue(self) -> None:
+        self._queue, self._queue_start, self._queue_end_use = self._queue[:0], 0, 0
