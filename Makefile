@@ -53,7 +53,7 @@ CACHES := .mypy_cache .pytest_cache .ruff_cache .hypothesis
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: api run replay quick test test-long libraries oldest newest check static release sim mutants soak-service e2e-events e2e-sglang e2e-vllm engines bench-sglang bench-vllm bench gpu fmt proto clean help
+.PHONY: api run replay quick test test-long libraries oldest newest check static release sim mutants soak-service soak-cluster e2e-events e2e-sglang e2e-vllm engines bench-sglang bench-vllm bench gpu fmt proto clean help
 
 run: $(DEMO_READY)  ## a real model reads a document, loses memory and process, and answers at once; make run ARGS="..." adds flags
 	@$(BIN)/unified-cache demo --report build/demo $(ARGS)
@@ -115,6 +115,9 @@ mutants: $(READY)  ## plant known mistakes, one at a time; the tests must catch 
 
 soak-service: $(READY)  ## 64 clients, those of one tenant a flood, on a service whose store fails, for 5 minutes
 	@$(BIN)/python -m tests.soak.service --seconds 300 --clients 64 $(ARGS)
+
+soak-cluster: $(READY) libraries  ## a node, the leader and a service of a Mooncake cluster killed in turn under four engines, for 3 minutes
+	@$(BIN)/python -m tests.soak.cluster $(ARGS)
 
 e2e-events: $(READY)  ## the decoders of the real vLLM and SGLang read our KV events, as far as they are installed
 	@$(BIN)/python -m pytest -p no:cacheprovider -o python_files='check_*.py' -o python_functions='check_*' -v -rs tests/engines/events $(ARGS)

@@ -36,7 +36,8 @@ from unified_cache.testing.storage_contract import blank_page, label, open_for_c
 
 TRACE = ROOT / "traces" / "mooncake_conversation_1000.jsonl.gz"
 ENGINES, NODES, SEGMENT_BYTES = 4, 8, 64 << 20
-PAGE_BYTES = 8 << 10
+PAGE_BYTES = 4 << 10
+"""So many that the trace with two replicas, and the pages looked for, fill a half: none has to go for others."""
 LAYOUT = with_toy_tensors(ModelLayout(BLOCK_TOKENS, (Full((PoolSpec("kv", PAGE_BYTES),)),)))
 DEVICE_PAGES = 300
 """Room for the longest prompt of the trace; most pages of others must come from storage."""
