@@ -3,20 +3,26 @@
 import errno
 import os
 from collections.abc import Callable, Sequence
+from contextlib import closing
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
 
 from tests.support.offline import LAYOUTS, TOY, description_of, fill, open_store, prompt_of
 from unified_cache.core.errors import ConfigError, StorageError
+from unified_cache.core.seal import Label
 from unified_cache.storage_backends.directory.disk import Disk
 from unified_cache.storage_backends.file.page_reader import FileReader
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.offline.copying import copy_identity
-from unified_cache.storage_backends.offline.listing import count_objects, unwatched
+from unified_cache.storage_backends.offline.listing import count_objects, listed, unwatched
 from unified_cache.storage_backends.offline.stores import StoredIdentity, identities_of, open_to_read
 from unified_cache.storage_backends.offline.upkeep import Verification, verify
-from unified_cache.storage_backends.packed.store import PackedReader, PackedStorage
+from unified_cache.storage_backends.packed import reader
+from unified_cache.storage_backends.packed.reader import PackedReader
+from unified_cache.storage_backends.packed.segment import Segment, Table
+from unified_cache.storage_backends.packed.store import PackedStorage
 from unified_cache.storage_backends.protocol import Answer, Level, Store
 from unified_cache.testing.storage_contract import (
     PAGE_BYTES,
@@ -241,3 +247,36 @@ class TestPagesThatTheirOwnerMoves:
         assert owner.get([blank_page(label(1))]) == [Answer.HIT]
         storage.close()
         owner.close()
+
+
+def test_a_packed_store_larger_than_a_part_is_listed_and_read_part_by_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader, "PART_PAGES", 32)
+    monkeypatch.setattr(reader, "NAMES_MAX", 7)
+    digest, count = TOY.digest(LAYOUT), 400
+    labels = [Label(digest, sha256(b"%d" % number).digest(), pool) for number in range(count) for pool in ("kv", "swa")]
+    with closing(PackedStorage.open(tmp_path)) as owner:
+        assert all(owner.put([sealed_page(named) for named in labels], Level.CACHED))
+    read_tables, tables_count = Segment.table, 0
+    listed_count = 0
+
+    def count_lines(segment: Segment) -> Table:
+        nonlocal tables_count
+        tables_count += 1
+        return read_tables(segment)
+
+    monkeypatch.setattr(Segment, "table", count_lines)
+    storage = PackedReader.open(tmp_path)
+    for objects in listed(storage, digest):
+        assert [each.label for each in objects] == sorted(labels)[listed_count : listed_count + len(objects)]
+        assert all(storage.get([blank_page(each.label) for each in objects]))
+        listed_count += len(objects)
+    assert listed_count == len(labels)
+    assert tables_count == 2 * 27, "both files once to count, and once for each of 26 parts"
+    tables_count = 0
+    others = [Label(digest, bytes(31) + b"\x01", "kv"), Label(digest, bytes([255] * 32), "swa")]
+    assert storage.exists([*labels, *others]) == [Answer.HIT] * len(labels) + [Answer.MISS] * 2
+    assert tables_count == 2, "one look into each file for all pages of a call"
+    assert storage.lengths(others) == [None, None]
+    storage.close()

@@ -11,7 +11,8 @@ from unified_cache.storage_backends.directory.root import MARKER_NAME
 from unified_cache.storage_backends.file.page_reader import FileReader
 from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.manifest import Description, described_by
-from unified_cache.storage_backends.packed.store import PackedReader, PackedStorage
+from unified_cache.storage_backends.packed.reader import PackedReader
+from unified_cache.storage_backends.packed.store import PackedStorage
 from unified_cache.storage_backends.protocol import Store
 from unified_cache.storage_backends.url import open_storage, split_choice
 from unified_cache.storage_backends.wrappers.coded import CodedStorage

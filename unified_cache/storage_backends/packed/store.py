@@ -9,27 +9,23 @@ bytes a page: a read is one call.
 import fcntl
 import os
 import secrets
-import stat
 import time
 from collections import Counter
 from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from threading import Lock
 
 from unified_cache.core.errors import StorageError
-from unified_cache.core.seal import HEADER_BYTES, Label, is_sealed, may_be_coded
-from unified_cache.storage_backends.common.names import check_label, check_scan
+from unified_cache.core.seal import Label, is_sealed
+from unified_cache.storage_backends.common.names import check_scan
 from unified_cache.storage_backends.directory.disk import (
-    DIRECTORY_FLAGS,
     READ_FLAGS,
     Disk,
     StorageFaults,
     close_quietly,
     missing_bytes,
     missing_inodes,
-    opened,
     storage_error,
 )
 from unified_cache.storage_backends.directory.front import (
@@ -38,7 +34,6 @@ from unified_cache.storage_backends.directory.front import (
     SPARE_BYTES,
     Clock,
     DirectoryStorage,
-    ReadOnlyStore,
     Stamps,
     check_limits,
     entered,
@@ -47,15 +42,14 @@ from unified_cache.storage_backends.directory.front import (
 )
 from unified_cache.storage_backends.directory.page_reads import CALL_BYTES
 from unified_cache.storage_backends.directory.root import (
-    NOT_A_FILE,
     UNREADABLE,
-    StoreFormat,
     StoreRoot,
     identities_in,
     open_root,
     open_root_to_read,
 )
 from unified_cache.storage_backends.packed.index import PageIndex, PutBatch
+from unified_cache.storage_backends.packed.reader import FORMAT, PackedReader, segments_of
 from unified_cache.storage_backends.packed.segment import (
     ENTRY_BYTES,
     PlacedSlots,
@@ -65,7 +59,6 @@ from unified_cache.storage_backends.packed.segment import (
     TableEntry,
     by_segment,
     contents_of,
-    parse_file_name,
     taken_bytes,
 )
 from unified_cache.storage_backends.packed.segments import SegmentFiles
@@ -77,9 +70,6 @@ from unified_cache.storage_backends.protocol import (
     Scan,
     page_bytes,
 )
-
-FORMAT = StoreFormat("packed store", 1)
-"""See docs/format.md."""
 
 
 class PackedStorage(DirectoryStorage):
@@ -432,95 +422,6 @@ def _is_sound(slot: SegmentSlot, label: Label) -> bool:
     return slot.segment.read(slot.number, (content,)) and is_sealed(content, label)
 
 
-class PackedReader(ReadOnlyStore):
-    """Reads a packed store and changes nothing in it: no lock, no time of use, no room given back.
-
-    Its owner may have it open meanwhile. The tables of an identity are read when a listing of it begins, and when it is
-    first asked for; a page stored after that is a miss here until the next listing. Thread-safe.
-    """
-
-    FORMAT = FORMAT
-
-    def __init__(self, disk: Disk, path: Path, root_fd: int) -> None:
-        super().__init__(disk, path, root_fd)
-        self._listings: dict[bytes, PageIndex] = {}
-        self._guard = Lock()
-
-    def exists(self, labels: Sequence[Label]) -> list[Answer]:
-        """Return for each label whether the tables named it."""
-        with self._calls:
-            return Answer.of_reads(self._find(label) is not None for label in labels)
-
-    def lengths(self, labels: Sequence[Label]) -> list[int | None]:
-        """Return the bytes of each object that the tables named, None of others."""
-        with self._calls:
-            return [None if slot is None else slot.segment.object_bytes for slot in map(self._find, labels)]
-
-    def get(self, pages: Sequence[PageIO]) -> list[Answer]:
-        """Read each page straight into its buffers; one that its owner evicted meanwhile is a miss."""
-        with self._calls:
-            return [self._read(page) for page in pages]
-
-    def scan(self, identity: bytes, cursor: str = "") -> Scan:
-        """List objects of one identity in the order of their names; a listing that begins reads the tables again."""
-        with self._calls:
-            check_scan(identity, cursor)
-            listing = self._listing(identity) if cursor else self._list_again(identity)
-            return listing.scan(identity, cursor)
-
-    def contents(self, identity: bytes) -> Contents:
-        """Count the lines of the tables, and when their pages were used."""
-        with self._calls, StorageFaults(f"cannot read the tables in {self._path}/{identity.hex()}"):
-            check_scan(identity, "")
-            return contents_of(_segments_of(self._disk, self._root_fd, identity))
-
-    def taken_bytes(self, object_bytes: int) -> int:
-        """Return the slot and the line of an object, as its owner counts them."""
-        return taken_bytes(object_bytes)
-
-    def _let_go(self) -> None:
-        for listing in self._listings.values():
-            for segment in listing.segments():
-                segment.close()
-        self._listings.clear()
-        super()._let_go()
-
-    def _read(self, page: PageIO) -> Answer:
-        slot = self._find(page.label)
-        if slot is None:
-            return Answer.MISS
-        segment, number = slot.segment, slot.number
-        if segment.object_bytes != page_bytes(page):
-            is_coded = may_be_coded(page_bytes(page) - HEADER_BYTES, segment.object_bytes)
-            return Answer.MISS if is_coded else Answer.FLAWED
-        try:
-            is_whole = segment.read(number, page.buffers, page.checksum)
-            entry = segment.entry(number)  # after the page: its owner takes an entry back before it gives the slot away
-        except OSError as error:
-            if error.errno not in UNREADABLE:
-                raise self._cannot("read", page.label, error) from error
-            return Answer.UNAVAILABLE
-        if entry is None or entry.key != page.label.key:
-            return Answer.MISS
-        return Answer.HIT if is_whole else Answer.FLAWED
-
-    def _find(self, label: Label) -> SegmentSlot | None:
-        check_label(label)
-        return self._listing(label.identity).find(label)
-
-    def _listing(self, identity: bytes) -> PageIndex:
-        listing = self._listings.get(identity)
-        return self._list_again(identity) if listing is None else listing
-
-    def _list_again(self, identity: bytes) -> PageIndex:
-        listing = _new_index()
-        with StorageFaults(f"cannot read the tables in {self._path}/{identity.hex()}"):
-            listing.fill((each, each.table()) for each in _segments_of(self._disk, self._root_fd, identity))
-        with self._guard:
-            self._listings[identity] = listing
-        return listing
-
-
 def _new_index(bytes_max: int | None = None) -> PageIndex:
     return PageIndex(bytes_max, secrets.randbits(64))
 
@@ -534,7 +435,7 @@ def _remove_oldest(disk: Disk, path: Path) -> int:
         disk.flock(root_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         index = _new_index()
         for identity in identities_in(disk, root_fd):
-            index.fill((each, each.table()) for each in _segments_of(disk, root_fd, identity, READ_FLAGS | os.O_RDWR))
+            index.fill((each, each.table()) for each in segments_of(disk, root_fd, identity, READ_FLAGS | os.O_RDWR))
         oldest = index.evict(SPARE_BYTES, ())
         for segment, inside in by_segment(oldest).items():
             numbers = [slot.number for slot in inside]
@@ -543,31 +444,6 @@ def _remove_oldest(disk: Disk, path: Path) -> int:
         return len(oldest)
     finally:
         close_quietly(disk, root_fd)
-
-
-def _segments_of(disk: Disk, root_fd: int, identity: bytes, flags: int = READ_FLAGS) -> list[Segment]:
-    """Open the files of an identity; names that are no files of a packed store are passed over."""
-    try:
-        with opened(disk, identity.hex(), DIRECTORY_FLAGS, dir_fd=root_fd) as directory_fd:
-            names = disk.listdir(directory_fd)
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    segments: list[Segment] = []
-    for name in names:
-        parsed = parse_file_name(identity, name)
-        if parsed is None:
-            continue
-        with suppress(FileNotFoundError):  # its last page may have left it meanwhile
-            try:
-                fd = disk.open(f"{identity.hex()}/{name}", flags, dir_fd=root_fd)
-            except OSError as error:
-                if error.errno in NOT_A_FILE:
-                    continue
-                raise
-            segment = Segment(disk, fd, *parsed)
-            if stat.S_ISREG(disk.fstat(fd).st_mode):
-                segments.append(segment)
-    return segments
 
 
 open_url = partial(open_address, "packed", PackedReader, PackedStorage.open)
