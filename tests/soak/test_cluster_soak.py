@@ -8,7 +8,7 @@ import pytest
 from tests.sources import ROOT
 from tests.support.mooncake_needed import needs_etcd, needs_mooncake
 
-SECONDS = 60
+SECONDS = 85
 
 
 @needs_mooncake
