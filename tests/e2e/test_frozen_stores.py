@@ -219,7 +219,7 @@ def test_every_call_ends_within_its_deadline_over_a_far_end_that_freezes_in_the_
         ("get,1", ("storage", "verify", "HELD")),
         ("scan,1", ("storage", "gc", "HELD")),
         ("get,1", ("backup", "HELD", "TARGET")),
-        ("exists,1", ("backup", "SOURCE", "HELD")),
+        ("scan,1", ("backup", "SOURCE", "HELD")),
         ("put,1", ("backup", "SOURCE", "HELD")),
         ("open,2", ("storage", "gc", "HELD", "--bytes-max", "5KiB")),
         ("remove,1", ("storage", "clear", "HELD", "--all", "--yes")),

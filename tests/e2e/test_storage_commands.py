@@ -155,7 +155,7 @@ def test_an_interrupted_command_that_reads_all_names_what_it_goes_on_with(
     fill(open_store("file", tmp_path / "store"), LAYOUTS["full"], PROMPTS)
     url = url_of("file", tmp_path / "store")
     monkeypatch.setattr(listing, "BATCH_OBJECTS", 7)
-    read_verified, reads = upkeep.read_verified, iter((True, False))
+    read_verified, reads = listing.read_verified, iter((True, False))
 
     def read_once(storage: Store, pages: Sequence[PageIO]) -> list[ReadObject]:
         if not next(reads, True):

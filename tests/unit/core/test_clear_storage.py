@@ -27,7 +27,7 @@ OTHERS = Identity("another").digest(toy_layout(SPANS, PAGE))
 
 
 GUARD = GuardConfig(
-    deadline_s=0.1, retry_rounds_max=1, breaker_failures_max=1, breaker_pause_s=0.001, breaker_pause_s_max=0.001
+    deadline_s=0.5, retry_rounds_max=1, breaker_failures_max=1, breaker_pause_s=0.001, breaker_pause_s_max=0.001
 )
 OVER_S = 30.0
 """For what must come; reached only by a bug."""

@@ -31,6 +31,7 @@ from unified_cache.proto import service_pb2 as pb
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.proto.wire import Call, decoded, labels_in, named_runs, parsed, parts_of
 from unified_cache.storage_backends.common.bounded_call import CallsInFlight, time_left_s
+from unified_cache.storage_backends.common.names import check_scan
 from unified_cache.storage_backends.protocol import (
     NETWORK_BYTES,
     Answer,
@@ -313,7 +314,7 @@ class RemoteStorage(Store):
             return removed_count
 
     def scan(self, identity: bytes, cursor: str = "") -> Scan:
-        """List pages, of each server those that belong to it: once each, whether the servers share a store or not.
+        """List pages by name, of each server those that belong to it: once each, whether they share a store or not.
 
         Raises InputError for an identity that was not registered: what a service has of it, it was not asked.
         """
@@ -321,21 +322,21 @@ class RemoteStorage(Store):
             manifest = self._manifests.get(identity)
             if manifest is None:
                 raise InputError(f"register identity {identity.hex()} before it is listed")
-            number_text, _, rest = cursor.partition(":") if cursor else ("0", "", "")
-            if not number_text.isdecimal() or int(number_text) >= len(self._servers):
-                raise InputError(f"a cursor is what the last scan returned, found {cursor!r}")
-            number = int(number_text)
-            server = self._servers[number]
-            request = pb.ScanRequest(identity=identity, cursor=rest)
-            reply = server.answer(Call.SCAN, request, pb.ScanReply, {identity: manifest})
-            try:
-                named = [(label, run.object_bytes) for run in reply.runs for label in labels_in(run)]
-            except InputError as error:
-                raise storage_error(error, Call.SCAN, server) from error
-            listed = [StoredObject(*each) for each in named if self._hash.ranked(each[0].key)[0] == number]
-            if reply.cursor:
-                return Scan(listed, f"{number}:{reply.cursor}")
-            return Scan(listed, f"{number + 1}:" if number + 1 < len(self._servers) else "")
+            check_scan(identity, cursor)
+            found: list[StoredObject] = []
+            end = ""
+            for number, server in enumerate(self._servers):
+                request = pb.ScanRequest(identity=identity, cursor=cursor)
+                reply = server.answer(Call.SCAN, request, pb.ScanReply, {identity: manifest})
+                try:
+                    named = [(label, run.object_bytes) for run in reply.runs for label in labels_in(run)]
+                except InputError as error:
+                    raise storage_error(error, Call.SCAN, server) from error
+                found += [StoredObject(*each) for each in named if self._hash.ranked(each[0].key)[0] == number]
+                end = min(end, reply.cursor) if end and reply.cursor else end or reply.cursor
+            # Of the server that names least in one reply the rest may come before what the others name.
+            listed = sorted((each.label.page_name, each) for each in found)
+            return Scan([each for name, each in listed if not end or name <= end], end)
 
     def manifests(self) -> dict[bytes, Manifest | None]:
         """Return the identities of the caller that any server knows or has pages of, by digest, as clients name them.

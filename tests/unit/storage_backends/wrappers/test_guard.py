@@ -179,7 +179,7 @@ def test_whatever_fails_calls_are_bounded_and_every_page_said_to_be_stored_is(
 # Deadlines: no caller waits long, and what still hangs says so until it has let go
 
 
-SHORT_S = 0.02
+SHORT_S = 0.1
 """A deadline that only calls that hang are given."""
 
 
