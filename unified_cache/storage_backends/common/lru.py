@@ -2,12 +2,16 @@
 
 import itertools
 import math
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Collection, Container, Iterable, Sequence
+from functools import partial
 
 from unified_cache.core.errors import ConfigError
 from unified_cache.core.seal import Label
 from unified_cache.storage_backends.protocol import NAMES_MAX, Scan, StoredObject
+
+SCANS_MAX = 4
+"""Scans under way that go on without a listing: a service counts its tenants' pages while a client lists its own."""
 
 
 class StoreLru:
@@ -21,8 +25,7 @@ class StoreLru:
         self.bytes_used = 0
         self.taken_bytes = taken_bytes
         self._objects: OrderedDict[Label, int] = OrderedDict()
-        self._listing = ScanUnderWay(b"", "", [])
-        """The last scan that has not ended."""
+        self._scans = ScansUnderWay()
 
     def __contains__(self, label: Label) -> bool:
         return label in self._objects
@@ -153,25 +156,47 @@ class StoreLru:
         The first call, and one that does not go on with the last, is linear in all objects; what is added meanwhile is
         not listed.
         """
-        listing = self._listing
-        if not cursor or (identity, cursor) != (listing.identity, listing.cursor):
-            parts: defaultdict[bytes, list[tuple[int, Label]]] = defaultdict(list)
-            for used, label in enumerate(self._objects):
-                if label.identity == identity:
-                    parts[label.key[:1]].append((used, label))
-            listing = ScanUnderWay(identity, cursor, [parts[first] for first in sorted(parts, reverse=True)])
-        some = listing.take(NAMES_MAX)
-        self._listing = listing
+        some, end = self._scans.take(identity, cursor, partial(self._parts_of, identity))
         there = [(StoredObject(label, self._objects[label]), used) for used, label in some if label in self._objects]
-        return Scan([found for found, _ in there], listing.cursor, [used for _, used in there])
+        return Scan([found for found, _ in there], end, [used for _, used in there])
+
+    def _parts_of(self, identity: bytes) -> list[list[tuple[int, Label]]]:
+        parts: defaultdict[bytes, list[tuple[int, Label]]] = defaultdict(list)
+        for used, label in enumerate(self._objects):
+            if label.identity == identity:
+                parts[label.key[:1]].append((used, label))
+        return [parts[first] for first in sorted(parts, reverse=True)]
+
+
+class ScansUnderWay:
+    """Scans that have not ended, the last ``SCANS_MAX``, so that none is listed again for another."""
+
+    def __init__(self) -> None:
+        self._scans: deque[tuple[bytes, ScanUnderWay]] = deque(maxlen=SCANS_MAX)
+        """By identity; several may stand at one name."""
+
+    def take(
+        self, identity: bytes, cursor: str, parts: Callable[[], Sequence[Iterable[tuple[int, Label]]]]
+    ) -> tuple[list[tuple[int, Label]], str]:
+        """Return the next ``NAMES_MAX`` objects of a scan, each with its place in the order of use, and its cursor.
+
+        ``parts`` are asked for where none has come to ``cursor``: the last has the first names.
+        """
+        place = next((each for each in self._scans if (each[0], each[1].cursor) == (identity, cursor)), None)
+        if place is not None:
+            self._scans.remove(place)
+        scan = ScanUnderWay(cursor, parts()) if place is None else place[1]
+        some = scan.take(NAMES_MAX)
+        if scan.cursor:
+            self._scans.append((identity, scan))
+        return some, scan.cursor
 
 
 class ScanUnderWay:
     """Objects of one identity, of which a scan returns some at a time, by their names; sorted by parts when reached."""
 
-    def __init__(self, identity: bytes, cursor: str, parts: Sequence[Iterable[tuple[int, Label]]]) -> None:
+    def __init__(self, cursor: str, parts: Sequence[Iterable[tuple[int, Label]]]) -> None:
         """The last of ``parts`` has the first names; an object comes with its place in the order of use."""
-        self.identity = identity
         self.cursor = cursor
         """Name that was returned last; empty once all are."""
         self._parts = list(parts)

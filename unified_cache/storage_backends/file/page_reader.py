@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from unified_cache.core.page import PAGE_KEY_BYTES
 from unified_cache.core.seal import HEADER_BYTES, Label, may_be_coded
+from unified_cache.storage_backends.common.lru import SCANS_MAX
 from unified_cache.storage_backends.common.names import (
     IDENTITY_BYTES,
     check_label,
@@ -119,10 +120,6 @@ pages 10 % faster: between two copies the caches would lose the code of every ot
 
 FORMAT = StoreFormat("file store", 2)
 """See docs/format.md."""
-
-
-SCANS_MAX = 4
-"""Scans under way that go on without a listing: a service counts its tenants' pages while a client lists its own."""
 
 
 class FilePages(DirectoryReader):

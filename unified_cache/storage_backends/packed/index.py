@@ -3,16 +3,17 @@
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from threading import Lock
 
 import numpy as np
 
 from unified_cache.core.seal import HEADER_BYTES, Label, may_be_coded
-from unified_cache.storage_backends.common.lru import ScanUnderWay
+from unified_cache.storage_backends.common.lru import ScansUnderWay
 from unified_cache.storage_backends.common.names import check_label
 from unified_cache.storage_backends.packed.records import PageRecords, Records
 from unified_cache.storage_backends.packed.segment import Segment, SegmentKey, SegmentSlot, Table, taken_bytes
-from unified_cache.storage_backends.protocol import NAMES_MAX, Answer, PageIO, Scan, StoredObject, page_bytes
+from unified_cache.storage_backends.protocol import Answer, PageIO, Scan, StoredObject, page_bytes
 from unified_cache.storage_backends.removals import RemovalBuffer
 
 
@@ -64,8 +65,7 @@ class PageIndex:
         """Lengths of pages that have room and no slot yet, the first to have got it first."""
         self._unreadable: dict[Label, list[SegmentSlot]] = {}
         """Slots of pages that could not be read: misses until the store is opened, or they are put, again."""
-        self._listing = ScanUnderWay(b"", "", [])
-        """The last scan that has not ended."""
+        self._scans = ScansUnderWay()
         self._guard = Lock()
 
     @property
@@ -290,14 +290,11 @@ class PageIndex:
         The first call, and one that does not go on with the last, is linear in the objects of the identity.
         """
         with self._guard:
-            listing = self._listing
-            if not cursor or (identity, cursor) != (listing.identity, listing.cursor):
-                listing = self._listing = ScanUnderWay(identity, cursor, self._parts_of(identity))
-            some = listing.take(NAMES_MAX)
+            some, end = self._scans.take(identity, cursor, partial(self._parts_of, identity))
             found = self._records.find_all([label for _, label in some])
             listed = [(label, slot) for (_, label), slot in zip(some, found, strict=True) if slot is not None]
             objects = [StoredObject(label, slot.segment.object_bytes) for label, slot in listed]
-            return Scan(objects, listing.cursor, [self._records.use_of(slot.record) for _, slot in listed])
+            return Scan(objects, end, [self._records.use_of(slot.record) for _, slot in listed])
 
     def _size_of(self, label: Label, slot: SegmentSlot | None) -> int | None:
         """Return the length of a page, None where it has no room; ``slot`` is where it was found."""

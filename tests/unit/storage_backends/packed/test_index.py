@@ -5,6 +5,7 @@ import os
 import random
 import shutil
 from contextlib import closing
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +15,9 @@ from xxhash import xxh3_64_intdigest
 from tests.support.files import hits, put
 from tests.unit.storage_backends.packed.conftest import TAKEN_BYTES, opened, slots
 from unified_cache.core.seal import Label
-from unified_cache.storage_backends.common.lru import StoreLru
+from unified_cache.storage_backends.common.lru import ScansUnderWay, StoreLru
 from unified_cache.storage_backends.packed.segment import SegmentKey, key_hashes, taken_bytes
-from unified_cache.storage_backends.protocol import Answer, Level, PageIO
+from unified_cache.storage_backends.protocol import NAMES_MAX, Answer, Level, PageIO
 from unified_cache.testing.storage_contract import PAGE_BYTES, label, listing
 
 PAGES_MAX = 150
@@ -141,3 +142,20 @@ def test_the_index_of_an_opened_store_takes_less_than_64_bytes_of_memory_a_page(
     del storage
     gc.collect()
     assert 40 < (with_index_bytes - memory_bytes()) / count < 64
+
+
+def test_two_scans_at_once_list_everything_and_begin_once_each() -> None:
+    scans, begun = ScansUnderWay(), count()
+    labels = [Label(bytes(32), number.to_bytes(32, "big"), "kv") for number in range(3 * NAMES_MAX)]
+
+    def parts() -> list[list[tuple[int, Label]]]:
+        next(begun)
+        return [list(enumerate(labels))]
+
+    found: list[list[Label]] = [[], []]
+    cursors = ["", ""]
+    for number in (0, 1) * 3:
+        some, cursors[number] = scans.take(bytes(32), cursors[number], parts)
+        found[number] += [each for _, each in some]
+    assert found == [labels, labels]
+    assert next(begun) == 2
