@@ -120,8 +120,8 @@ TRANSFERS_MUTANTS = [
     Mutant(
         "the end of a prompt larger than the store's cap evicts its beginning",
         "controller/backup.py",
-        "self.pages_max = None if self.storage is None else self.storage.prompt_pages_max()",
-        "self.pages_max = None",
+        "self.pages_max = self.storage.prompt_pages_max(self.pages_max)",
+        "pass",
         tests=("tests/unit/core/test_nothing_lost.py",),
     ),
     Mutant(

@@ -142,11 +142,13 @@ class BackupRun:
     """Whether pages that storage has already are put once more, to keep them recent there."""
     operation: Operation | None = None
     """Its operation; None until its first job has ended."""
-    pages_max: int | None = field(init=False)
+    pages_max: int = field(init=False)
     """Pages of the prompt that storage holds, see ``StorageTier.prompt_pages_max``."""
 
     def __post_init__(self) -> None:
-        self.pages_max = None if self.storage is None else self.storage.prompt_pages_max()
+        self.pages_max = self.request.prompt.pages_count
+        if self.storage is not None:
+            self.pages_max = self.storage.prompt_pages_max(self.pages_max)
 
     def is_stopping(self) -> bool:
         """Return whether the operation is to end early."""
@@ -276,7 +278,7 @@ class Backups:
         ledger, request, end = self._ledger, run.request, found.host_end
         if end < found.prompt.pages_count:
             run.tally.leave_out(LeftOut.EVICTED, request.take_off(0, slice(end, None)))
-        if run.pages_max is not None and run.pages_max < end:
+        if run.pages_max < end:
             if not self._is_warned:
                 self._is_warned = True
                 logger.warning(
@@ -370,7 +372,7 @@ class Backups:
         stored, clears_count = self._ledger.stored, self._ledger.stored.clears_count
         put: list[PageCopies] = []
         known: list[Pages] = []
-        if run.pages_max is not None:
+        if run.pages_max < run.request.prompt.pages_count:
             held = [part.where(part.pages < run.pages_max) for part in held]
         for part in held:
             is_known = stored.among(part.component, part.target)

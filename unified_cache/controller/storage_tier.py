@@ -8,6 +8,7 @@ The store may be away when the cache opens: ``StoreArrival`` attaches it as soon
 
 import logging
 import time
+from bisect import bisect_right
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -31,7 +32,6 @@ from unified_cache.core.errors import (
 from unified_cache.core.page import PageKey, Prompt
 from unified_cache.core.pool import Identity, ModelLayout, PageCopies, PageNumbers, PoolSpec, all_pages
 from unified_cache.core.seal import HEADER_BYTES, Label
-from unified_cache.core.window import SPAN_ALL
 from unified_cache.storage_backends.common.bounded_call import call_within
 from unified_cache.storage_backends.common.breaker import Backoff, StoreOpening
 from unified_cache.storage_backends.common.other_identities import OtherIdentities
@@ -267,21 +267,23 @@ class StorageTier:
             logger.warning("the store failed to close: %s: %s", type(error).__name__, error)
         return []
 
-    def prompt_pages_max(self) -> int | None:
-        """Return how many pages of a prompt fit under the store's cap, with the windows at one end; None without a cap.
+    def prompt_pages_max(self, pages_count: int) -> int:
+        """Return how many of a prompt's pages fit under the store's cap, with the windows at one end.
 
         A longer prompt would evict its own beginning, and with it all that was put.
         """
         capability = self.backend.capability()
         if capability.bytes_max is None:
-            return None
-        page_bytes = [0 for _ in self.layout.components]
-        for component, pool in self.write_order:
-            page_bytes[component] += capability.taken_bytes(HEADER_BYTES + pool.page_bytes)
-        spans = [component.span for component in self.layout.components]
-        windows_bytes = sum(span * size for span, size in zip(spans, page_bytes, strict=True) if span != SPAN_ALL)
-        whole_bytes = sum(size for span, size in zip(spans, page_bytes, strict=True) if span == SPAN_ALL)
-        return max(capability.bytes_max - windows_bytes, 0) // max(whole_bytes, 1)
+            return pages_count
+        sizes = [
+            (self.layout.components[component].span, capability.taken_bytes(HEADER_BYTES + pool.page_bytes))
+            for component, pool in self.write_order
+        ]
+
+        def needed_bytes(pages: int) -> int:
+            return sum(min(pages, span) * size for span, size in sizes)
+
+        return bisect_right(range(pages_count + 1), capability.bytes_max, key=needed_bytes) - 1
 
     def labels(self, keys: Sequence[PageKey], pool: PoolSpec) -> list[Label]:
         """Name the objects of one pool for these pages."""

@@ -130,6 +130,17 @@ def test_of_a_prompt_larger_than_the_stores_cap_the_beginning_stays_there(
     assert 8 <= over(toy.cache, toy.cache.prefetch(prompt)).pages_count <= 12, counts
 
 
+def test_a_prompt_shorter_than_a_window_is_stored_whole_under_a_cap_that_no_whole_window_fits() -> None:
+    model = toy_layout((SPAN_ALL, 64), PAGE)
+    store = MemoryStorage(model.prompt_bytes([12, 12], sealed=True))
+    toy = engine(store, layout=model, write=WritePolicy.THROUGH, device=60, host=40)
+    prompt = toy.run(prompt_of(toy, 0, 8))
+    toy.cache.wait_all(10)
+    assert not toy.cache.stats().backups.lost_pages
+    toy.cache.reset()
+    assert over(toy.cache, toy.cache.prefetch(prompt)).pages_count == 8
+
+
 @layouts
 @pytest.mark.parametrize("failure", [None, Answer.DECLINED, Answer.UNAVAILABLE])
 def test_storage_that_was_away_gets_what_it_missed_once_it_answers_again(
