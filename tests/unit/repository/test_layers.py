@@ -33,20 +33,20 @@ ARROWS_MAX = 60
 """Pairs of rooms of which one imports the other, the facade not counted."""
 
 LINES_MAX: Mapping[str, int] = {
-    "cache": 1_760,
-    "cli": 2_990,
+    "cache": 2_260,
+    "cli": 3_490,
     "components": 1_910,
-    "controller": 5_650,
-    "core": 3_590,
+    "controller": 6_150,
+    "core": 4_090,
     "forward": 710,
-    "integrations": 6_820,
-    "observe": 1_330,
-    "proto": 320,
-    "service": 3_500,
+    "integrations": 7_320,
+    "observe": 1_830,
+    "proto": 820,
+    "service": 4_000,
     "sizing": 4_540,
-    "storage_backends": 13_830,
+    "storage_backends": 14_330,
     "testing": 510,
-    "tree": 2_150,
+    "tree": 2_650,
 }
 """Lines of Python of each room, at most: what grows in a room makes something else in it smaller."""
 
