@@ -139,6 +139,23 @@ def test_no_proxy_that_the_environment_names_sees_a_call(monkeypatch: pytest.Mon
             proxy.accept()
 
 
+def test_pages_are_got_on_the_thread_that_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    starting: list[int] = []
+    start = threading.Thread.start
+
+    def noted(self: threading.Thread) -> None:
+        starting.append(threading.get_ident())
+        start(self)
+
+    running = LoopbackServer.start(MemoryStorage())
+    with closing(open_for_contract(running.client())) as storage:
+        assert storage.put([sealed_page(label(1))], Level.CACHED) == [Answer.STORED]
+        monkeypatch.setattr(threading.Thread, "start", noted)
+        assert storage.get([blank_page(label(1))]) == [Answer.HIT]
+    assert threading.get_ident() not in starting
+    running.stop()
+
+
 def test_a_service_has_no_cap_of_its_clients_and_a_scheme_that_is_none_is_refused() -> None:
     with pytest.raises(ConfigError, match="cap of its own"):
         open_storage("grpc://127.0.0.1:1", bytes_max=5)
