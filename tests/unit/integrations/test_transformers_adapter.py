@@ -1,8 +1,9 @@
 """Stock models over the cache: sizes, the seam between cache objects and pages, answers, and what is refused."""
 
 import hashlib
+import random
 from functools import cache
-from itertools import pairwise
+from itertools import count, pairwise
 from pathlib import Path
 from typing import cast
 
@@ -31,7 +32,9 @@ from transformers.cache_utils import StaticLayer
 from tests.support.exactness import (
     EVERYWHERE,
     FAMILIES,
+    L3,
     PAGES,
+    TIGHT,
     CacheSizes,
     assert_at_rest,
     chunk_ends,
@@ -51,6 +54,7 @@ from tests.support.exactness import (
     tokens_of,
     untouched,
 )
+from tests.support.operations import Stepped
 from unified_cache.cache.cache import UnifiedCache
 from unified_cache.core.config import CacheConfig, WritePolicy
 from unified_cache.core.errors import ConfigError, InputError, LayoutError, StateError, TokenError
@@ -236,6 +240,39 @@ def test_leaving_an_answer_early_gives_everything_back() -> None:
             pass
         generation.close()
         assert_at_rest(ours)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_request_aborted_after_whichever_step_gives_everything_back(family: str) -> None:
+    """Some of its prompt is in storage, and another request runs on beside it."""
+    stored, page_size = prompt_of(family, 1, is_aligned=False), page_size_of(family)
+    tokens, other = (*stored[: 2 * page_size], *stored[:page_size]), prompt_of(family, 2, is_aligned=False)
+    aborted_at: set[Stage | None] = set()
+    shape = CacheSizes(device_pages=2 * TIGHT, host_pages=2 * TIGHT, retention=EVERYWHERE)
+    dice = random.Random(family)
+    workers = Stepped(dice=dice)
+    with engine(family, L3("memory:", is_shared=False), shape, workers) as ours:
+        serve(ours, stored)
+        for steps in count():
+            ours.cache.reset()
+            sequence, beside = ours.start(tokens), ours.start(other)
+            workers.dice = None
+            for step in range(steps):
+                if step % 4 == 3 and workers.waiting:
+                    workers.run()
+                for each in (sequence, beside):
+                    if each.stage is not Stage.READY:
+                        each.step()
+            aborted_at.add(sequence.stage)
+            sequence.abort()
+            ours.cache.check()
+            workers.dice = dice
+            beside.abort()
+            assert_at_rest(ours)
+            if Stage.READY in aborted_at:
+                break
+        assert serve_exactly(ours, family, stored, 1).storage
+    assert aborted_at == {None, *Stage}
 
 
 def test_a_forward_that_fails_gives_everything_back() -> None:
