@@ -8,11 +8,12 @@ import torch
 
 from tests.support.gpu import devices
 from unified_cache.controller.memory import DevicePool, TieredMemory
-from unified_cache.core.pool import PoolSpec, Tier
+from unified_cache.core.pool import PoolSpec, Slots, Tier
 
 DTYPES = (torch.uint8, torch.float8_e4m3fn, torch.bfloat16, torch.float32, torch.int64)
-ELEMENTS = (1, 3, 16, 24, 41, 128, 656)
-HISTORIES = 12
+ELEMENTS = (1, 3, 16, 24, 41, 128, 656, 8192)
+POOL_SLOTS = (2, 7, 20, 400)
+HISTORIES = 12 * len(POOL_SLOTS)
 
 
 def strided(random: np.random.Generator, slots_count: int, device: torch.device) -> torch.Tensor:
@@ -27,11 +28,20 @@ def strided(random: np.random.Generator, slots_count: int, device: torch.device)
             return torch.zeros((slots_count, 3, elements), dtype=dtype, device=device)[:, 1]
 
 
+def chosen(random: np.random.Generator, count: int, slots_count: int) -> Slots:
+    """Return so many slots: side by side in order, the same shuffled, or scattered over the whole pool."""
+    start = int(random.integers(1, slots_count - count + 1))
+    side_by_side = np.arange(start, start + count, dtype=np.int32)
+    everywhere = np.arange(1, slots_count, dtype=np.int32)
+    orders = (side_by_side, random.permutation(side_by_side), random.permutation(everywhere)[:count])
+    return orders[random.integers(len(orders))]
+
+
 @devices
 @pytest.mark.parametrize("seed", range(HISTORIES))
 def test_rows_of_any_geometry_come_and_go_as_plain_indexing_copies_them(seed: int, device: torch.device) -> None:
     random = np.random.default_rng(seed)
-    slots_count = int(random.integers(2, 20))
+    slots_count = POOL_SLOTS[seed % len(POOL_SLOTS)]
     layers = [strided(random, slots_count, device) for _ in range(random.integers(1, 4))]
     row_bytes = [layer.shape[1] * layer.element_size() for layer in layers]
     spec = PoolSpec("kv", sum(row_bytes))
@@ -41,17 +51,21 @@ def test_rows_of_any_geometry_come_and_go_as_plain_indexing_copies_them(seed: in
     filled = random.integers(0, 256, payload.shape, np.uint8)
     payload[:] = filled
     on_device = np.zeros((slots_count, spec.page_bytes), np.uint8)
-    for _ in range(4):
+    for _ in range(6):
         count = int(random.integers(0, slots_count))
-        at = random.permutation(np.arange(1, slots_count, dtype=np.int32))[:count]
-        to = random.permutation(np.arange(1, slots_count + 4, dtype=np.int32))[:count]
-        if random.integers(2):
-            with memory.ordered(Tier.HOST):
-                memory.backup(spec, at, to)
-            filled[to] = on_device[at]
-        else:
-            memory.load(spec, to, at)
-            on_device[at] = filled[to]
+        at, to = chosen(random, count, slots_count), chosen(random, count, slots_count + 4)
+        match int(random.integers(3)):
+            case 0:
+                with memory.ordered(Tier.HOST):
+                    memory.backup(spec, at, to)
+                filled[to] = on_device[at]
+            case 1:
+                memory.load(spec, to, at)
+                on_device[at] = filled[to]
+            case _:
+                source, target = np.split(chosen(random, count // 2 * 2, slots_count), 2)
+                memory.duplicate(spec, source, target)
+                on_device[target] = on_device[source]
         assert np.array_equal(payload, filled)
         for layer, (start, end) in zip(pool.layers, pairwise(pool.offsets), strict=True):
             assert np.array_equal(layer.cpu().numpy(), on_device[:, start:end])
