@@ -1,7 +1,6 @@
 """The replay as a library: what it counts, and that it would notice a cache that is wrong."""
 
 import dataclasses
-import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -9,7 +8,7 @@ import pytest
 import torch
 
 from tests.sources import ROOT
-from tests.support.replays import PageSettings
+from tests.support.replays import PageSettings, conversations
 from tests.support.store_calls import ScriptedStorage, raising
 from unified_cache.core.errors import ConfigError, StorageError
 from unified_cache.core.pool import Hits
@@ -34,20 +33,6 @@ QUICK_PAGES = 30_000
 @pytest.fixture(scope="module")
 def conversation() -> list[TraceRequest]:
     return read_trace(TRACE)
-
-
-def conversations(count: int, seed: int = 7) -> list[TraceRequest]:
-    """Make up requests of a few conversations that grow and fork."""
-    rng = random.Random(seed)
-    running: list[tuple[int, ...]] = [()]
-    requests: list[TraceRequest] = []
-    fresh = iter(range(10**6))
-    for number in range(count):
-        base = rng.choice(running[-12:])
-        ids = (*base[: rng.randint(0, len(base))], *(next(fresh) for _ in range(rng.randint(1, 6))))
-        running.append(ids)
-        requests.append(TraceRequest(number, len(ids) * 512 - rng.randrange(512), 1, ids))
-    return requests
 
 
 def run(requests: list[TraceRequest], settings: PageSettings | ReplayPlan) -> ReplayResult:

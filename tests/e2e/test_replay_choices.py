@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from tests.e2e.test_replay import TRACE, conversations, run
+from tests.e2e.test_replay import TRACE, run
 from tests.support.cluster import ask
-from tests.support.replays import PageSettings
+from tests.support.replays import PageSettings, conversations
 from unified_cache.core.config import CacheConfig, EvictionPolicy, WritePolicy
 from unified_cache.sizing.replay.report import headline, tier_table, verdict
 from unified_cache.sizing.replay.result import ReplayResult

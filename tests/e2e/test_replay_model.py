@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.test_replay import TRACE, conversations, run
+from tests.e2e.test_replay import TRACE, run
+from tests.support.replays import conversations
 from unified_cache.components.layouts import size_preset
 from unified_cache.core.config import Retention
 from unified_cache.core.sizes import SizedTiers

@@ -1,9 +1,11 @@
-"""Replays of plain pages, sized field by field."""
+"""Replays of plain pages, sized field by field, and traces that are made up."""
 
+import random
 from dataclasses import dataclass, replace
 
 from unified_cache.core.config import EvictionConfig, EvictionPolicy, Prefetching, WritePolicy
 from unified_cache.sizing.replay.plan import PAGE_BYTES, ReplayPlan
+from unified_cache.sizing.replay.trace import TraceRequest
 
 
 @dataclass(frozen=True)
@@ -35,3 +37,17 @@ class PageSettings:
             prefetching=Prefetching(self.prefetch_min_tokens),
         )
         return replace(plan, config=config, with_bytes=self.with_bytes, engines=self.engines, explains=self.explains)
+
+
+def conversations(count: int, seed: int = 7) -> list[TraceRequest]:
+    """Make up requests of a few conversations that grow and fork."""
+    rng = random.Random(seed)
+    running: list[tuple[int, ...]] = [()]
+    requests: list[TraceRequest] = []
+    fresh = iter(range(10**6))
+    for number in range(count):
+        base = rng.choice(running[-12:])
+        ids = (*base[: rng.randint(0, len(base))], *(next(fresh) for _ in range(rng.randint(1, 6))))
+        running.append(ids)
+        requests.append(TraceRequest(1000.0 * number, len(ids) * 512 - rng.randrange(512), 1, ids))
+    return requests

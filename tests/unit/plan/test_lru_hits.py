@@ -2,17 +2,20 @@
 
 import dataclasses
 import math
+import random
 from itertools import count, islice
+from pathlib import Path
 
 import pytest
 
 from tests.sources import ROOT
-from tests.unit.plan.traces import conversations
+from tests.support.replays import conversations
 from unified_cache.components.layouts import size_preset
 from unified_cache.core.config import Retention
 from unified_cache.core.errors import ConfigError, TraceError
 from unified_cache.core.pool import Hits
 from unified_cache.core.seal import HEADER_BYTES
+from unified_cache.sizing.plan.sweep import PlannedModel, combinations, parse_sweeps
 from unified_cache.sizing.plan.tier_hits import LruHits
 from unified_cache.sizing.plan.trace_pages import TracePages
 from unified_cache.sizing.replay.plan import PAGE_BYTES, ReplayPlan
@@ -21,6 +24,7 @@ from unified_cache.sizing.replay.trace import BLOCK_TOKENS, TraceRequest, read_t
 
 GIB = 1 << 30
 BUNDLED = ROOT / "traces" / "mooncake_conversation_1000.jsonl.gz"
+WHOLE = ROOT / "traces" / "mooncake_conversation.jsonl.gz"
 
 
 def replayed(requests: list[TraceRequest], plan: ReplayPlan) -> Hits:
@@ -59,7 +63,7 @@ SHARED_SIZES = [
 def test_full_attention_is_exact_on_every_tier_also_of_several_engines_over_one_store(
     engines: int, page_size: int, device_pages: int, host_pages: int, stored_pages: int | None
 ) -> None:
-    requests = conversations(seed=page_size + device_pages, count=80 if engines == 1 else 120, sessions=9)
+    requests = conversations(80 if engines == 1 else 120, page_size + device_pages)
     plan = plan_of(page_size, device_pages, host_pages, stored_pages, engines)
     told = LruHits(TracePages.of(requests, page_size, padded=True)).ends(plan).hits()
     assert told == replayed(requests, plan)
@@ -73,7 +77,7 @@ def test_full_attention_in_the_blocks_of_a_recording_is_exact(block_tokens: int,
             input_length=math.ceil(request.input_length * block_tokens / BLOCK_TOKENS),
             block_tokens=block_tokens,
         )
-        for request in conversations(seed=page_size, count=80, sessions=9)
+        for request in conversations(80, page_size)
     ]
     plan = plan_of(page_size, 40, 60, 150)
     told = LruHits(TracePages.of(requests, page_size, padded=True)).ends(plan).hits()
@@ -81,7 +85,7 @@ def test_full_attention_in_the_blocks_of_a_recording_is_exact(block_tokens: int,
 
 
 def test_tokens_are_counted_as_a_replay_counts_them() -> None:
-    requests = conversations(seed=3, count=60, sessions=5)
+    requests = conversations(60, 3)
     plan = plan_of(128, 100, 400, None)
     trace = TracePages.of(requests, 128, padded=True)
     result = replay("made up", requests, plan)
@@ -98,22 +102,35 @@ def model_plan(model: str, device_gib: int, host_gib: int, storage_gib: int) -> 
     return dataclasses.replace(ReplayPlan.of_model(model, sized, Retention(), *tiers_bytes), with_bytes=False)
 
 
+SAMPLED = random.Random(17).sample(range(404), 20)
+"""Some of the combinations that a plan tries, for replays of the whole trace."""
+
+
+def sampled_plan(number: int) -> ReplayPlan:
+    sized = size_preset("deepseek-v4-flash", page_size=256)
+    return PlannedModel("deepseek-v4-flash", sized, Retention()).plan(combinations(parse_sweeps(()))[number])
+
+
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    ("model", "device_gib", "host_gib", "storage_gib"),
+    ("trace", "limit", "plan"),
     [
-        ("deepseek-v4-flash", 2, 0, 0),
-        ("deepseek-v4-flash", 1, 4, 16),
-        ("gpt-oss-120b", 4, 8, 64),
-        ("mistral-7b-v0.1", 4, 8, 64),
+        *(
+            (BUNDLED, 250, model_plan(*sizes))
+            for sizes in (
+                ("deepseek-v4-flash", 2, 0, 0),
+                ("deepseek-v4-flash", 1, 4, 16),
+                ("gpt-oss-120b", 4, 8, 64),
+                ("mistral-7b-v0.1", 4, 8, 64),
+            )
+        ),
+        *(pytest.param(WHOLE, None, sampled_plan(number), marks=pytest.mark.long) for number in SAMPLED),
     ],
 )
-def test_windows_are_within_half_a_point_of_a_replay(
-    model: str, device_gib: int, host_gib: int, storage_gib: int
-) -> None:
-    requests = read_trace(BUNDLED, 250)
-    plan = model_plan(model, device_gib, host_gib, storage_gib)
-    trace = TracePages.of(requests, 256, padded=False)
-    told = trace.token_ratio(LruHits(trace).ends(plan).storage)
+def test_windows_are_within_half_a_point_of_a_replay(trace: Path, limit: int | None, plan: ReplayPlan) -> None:
+    requests = read_trace(trace, limit)
+    pages = TracePages.of(requests, 256, padded=False)
+    told = pages.token_ratio(LruHits(pages).ends(plan).storage)
     result = replay("bundled", requests, plan)
     assert told == pytest.approx(result.served.token_hit_ratio, abs=0.005)
 
@@ -134,7 +151,7 @@ def test_a_place_that_only_storage_remembers_gets_no_window_when_a_prompt_branch
 
 
 def test_what_has_no_stack_is_refused() -> None:
-    hits = LruHits(TracePages.of(conversations(1, 3, 1), 256, padded=True))
+    hits = LruHits(TracePages.of(conversations(3), 256, padded=True))
     with pytest.raises(ConfigError, match="found 4"):
         hits.ends(dataclasses.replace(model_plan("gpt-oss-120b", 2, 0, 0), engines=4))
     with pytest.raises(ConfigError, match="found 64"):

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.unit.plan.traces import conversations
+from tests.support.replays import conversations
 from unified_cache.components.layouts import size_preset
 from unified_cache.core.config import Retention
 from unified_cache.core.errors import ConfigError
@@ -19,6 +19,9 @@ from unified_cache.sizing.plan.trace_pages import TracePages
 
 GIB = 1 << 30
 LLAMA = PlannedModel("llama", size_preset("llama-3.1-8b", page_size=64), Retention(), devices=2)
+ONCE = conversations(100, seed=9)
+TWICE = [*ONCE, *(replace(request, timestamp=request.timestamp + 100_000) for request in ONCE)]
+"""Conversations that come back when others have pushed them out of what is small."""
 
 
 def test_a_sweep_is_a_range_of_equal_ratios_or_a_list() -> None:
@@ -102,7 +105,7 @@ def test_the_knee_lies_where_a_curve_flattens() -> None:
 
 
 def test_more_memory_hits_more_and_the_cheapest_that_keeps_up_is_recommended() -> None:
-    trace = TracePages.of(conversations(seed=9, count=200, sessions=14), 64, padded=False)
+    trace = TracePages.of(TWICE, 64, padded=False)
     evaluator = Evaluator(LLAMA, LruHits(trace), PricedSystem(LLAMA, HARDWARE["h100"]))
     sizes = [
         TierBytes(4 * GIB, host * GIB, store * GIB) for host in (0, 16, 64) for store in (0, 256) if host or not store
@@ -150,7 +153,7 @@ def test_compressed_pages_in_a_bucket_are_more_for_the_same_bytes_and_their_requ
             "drive_writes_per_day": 0.0,
         }
     )
-    trace = TracePages.of(conversations(seed=9, count=200, sessions=14), 64, padded=False)
+    trace = TracePages.of(TWICE, 64, padded=False)
     half = replace(LLAMA, storage_ratio=0.5)
     sizes = TierBytes(4 * GIB, 8 * GIB, 32 * GIB)
 
