@@ -22,7 +22,6 @@ from xml.etree import ElementTree
 from tests.engines.sglang import install as sglang
 from tests.engines.vllm import installation as vllm
 from tests.sources import ROOT
-from unified_cache.integrations.sglang.versions import CHECKED
 
 VERSIONS = {"vllm": ("0.31.0", "0.32.0", "0.33.0"), "sglang": ("0.5.21", "0.5.22", "0.5.23")}
 
@@ -38,8 +37,6 @@ VLLM_SUITES = (
 )
 """In vLLM's source, of its tests of a secondary tier; the last there since 0.33."""
 
-WITHOUT_LINKER = "not linker and not linked and not document"
-
 HANG_S = 1800
 
 
@@ -52,10 +49,11 @@ class SuiteOutcome:
     passed: int
     failed: tuple[str, ...]
     pinned: tuple[str, ...] = ()
-    skipped: int = 0
+    skipped: tuple[str, ...] = ()
+    """Why, of each."""
 
     def __str__(self) -> str:
-        counts = f"{self.passed:6} {len(self.failed):6} {len(self.pinned):5} {self.skipped:7}"
+        counts = f"{self.passed:6} {len(self.failed):6} {len(self.pinned):5} {len(self.skipped):7}"
         return f"{self.engine:14} {self.check:28} {counts}"
 
 
@@ -80,15 +78,15 @@ def run(engine: str, check: str, command: Sequence[str], variables: dict[str, st
         cases = list(ElementTree.parse(report).iter("testcase"))
     outcomes = {f"{case.get('classname')}::{case.get('name')}": {part.tag for part in case} for case in cases}
     wrong = [name for name, tags in outcomes.items() if tags & {"failure", "error"}]
-    skipped = sum("skipped" in tags for tags in outcomes.values())
+    skipped = tuple(part.get("message", "") for case in cases for part in case.iter("skipped"))
     pins = pins_of(engine.partition("-")[0])
     pinned = tuple(name for name in wrong if re.sub(r"\[.*", "", name.rpartition("::")[2]) in pins)
     failed = tuple(name for name in wrong if name not in pinned)
-    return SuiteOutcome(engine, check, len(cases) - len(wrong) - skipped, failed, pinned, skipped)
+    return SuiteOutcome(engine, check, len(cases) - len(wrong) - len(skipped), failed, pinned, skipped)
 
 
-def our_checks(name: str, engine: str, chosen: Sequence[str], *more: str) -> Iterator[SuiteOutcome]:
-    """Run our own checks of an engine, file by file, with more options of pytest."""
+def our_checks(name: str, engine: str, chosen: Sequence[str]) -> Iterator[SuiteOutcome]:
+    """Run our own checks of an engine, file by file."""
     place = ROOT / "tests" / "engines" / name
     for path in sorted(place.glob("check_*.py")):
         if not chosen or path.stem.removeprefix("check_") in chosen:
@@ -101,7 +99,7 @@ def our_checks(name: str, engine: str, chosen: Sequence[str], *more: str) -> Ite
                 "python_functions=check_*",
                 "-q",
             )
-            command = (sys.executable, "-m", "pytest", *options, f"--timeout={HANG_S}", *more, str(path))
+            command = (sys.executable, "-m", "pytest", *options, f"--timeout={HANG_S}", str(path))
             yield run(engine, path.stem, command, {}, ROOT)
 
 
@@ -125,10 +123,9 @@ def vllm_rows(version: str, chosen: Sequence[str]) -> Iterator[SuiteOutcome]:
 
 
 def sglang_rows(version: str, chosen: Sequence[str]) -> Iterator[SuiteOutcome]:
-    """Run our checks under a version of SGLang; under one that loads no linker but its own those of HiCache alone."""
+    """Run our checks under a version of SGLang; those of the linker are skipped, and say why, where it has none."""
     os.environ[sglang.VERSION_VARIABLE] = version
-    more = () if version in CHECKED["UnifiedCacheExternalLinker"] else ("-k", WITHOUT_LINKER)
-    yield from our_checks("sglang", f"sglang-{version}", chosen, *more)
+    yield from our_checks("sglang", f"sglang-{version}", chosen)
 
 
 def newest(name: str) -> Iterator[str]:
@@ -156,6 +153,7 @@ def main() -> int:
     versions = {name: tuple(newest(name)) if asked.newest else known for name, known in VERSIONS.items()}
     sys.stdout.write(f"{'engine':14} {'check':28} passed failed  pins skipped\n")
     failed: list[str] = []
+    skipped: set[str] = set()
     for name, rows in (("vllm", vllm_rows), ("sglang", sglang_rows)):
         for version in versions[name]:
             if asked.only and f"{name}-{version}" not in asked.only:
@@ -164,6 +162,8 @@ def main() -> int:
                 sys.stdout.write(f"{row}\n")
                 sys.stdout.flush()
                 failed += (f"{row.engine}: {test}" for test in row.failed)
+                skipped |= {f"{row.engine}: {why}" for why in row.skipped}
+    sys.stdout.write("".join(f"skipped: {each}\n" for each in sorted(skipped)))
     sys.stdout.write("".join(f"failed: {each}\n" for each in failed))
     return int(bool(failed))
 

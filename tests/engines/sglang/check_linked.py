@@ -6,11 +6,13 @@ from itertools import cycle
 import pytest
 
 from tests.engines.sglang.check_surviving import DEADLINE_S, READ_FAULTS, WRITE_FAULTS, directory_of, doomed, faulty
+from tests.engines.sglang.install import version
 from tests.engines.sglang.outcome import EngineJob
 from tests.engines.sglang.runner import STACKS_BY_TURNS, EngineRunner, Outcome, whole
 from tests.engines.stores import FaultSwitch
 from tests.support.store_calls import StorageFault
 from unified_cache.integrations.engine_store.interface import REQUESTS_MIN
+from unified_cache.integrations.sglang.versions import CHECKED
 from unified_cache.storage_backends.wrappers.layer import Method
 
 LATE_LOOKUPS_MAX = 5
@@ -59,6 +61,12 @@ def said(outcome: Outcome) -> list[str]:
 def unhurt(outcome: Outcome) -> list[str]:
     """Return what a run over a store that misbehaves has to keep."""
     return answered(outcome) + ([] if outcome["store_calls"] else ["no call reached the store"])
+
+
+def check_a_version_that_loads_no_linker_but_its_own_says_what_it_lacks(runner: EngineRunner) -> None:
+    checked = CHECKED["UnifiedCacheExternalLinker"]
+    line, _, lacking = runner.linker_refusal.partition(", which lacks what it needs: ")
+    assert (line, bool(lacking)) == (("", False) if version() in checked else (checked.line(version()), True))
 
 
 @pytest.mark.both_cores

@@ -2,6 +2,7 @@
 
     python -m tests.engines.sglang.spoken launch ARGUMENT...        prints the server's arguments as JSON
     python -m tests.engines.sglang.spoken request METHOD PATH BODY  prints the request as JSON; its route must exist
+    python -m tests.engines.sglang.spoken linker                    prints why our linker cannot be imported as JSON
     python -m tests.engines.sglang.spoken sizes JSON                prints the bytes of host pages as JSON
 
 The JSON is the tokens of a page by directory of a config.json. It runs in the engine's environment, with the repository
@@ -22,6 +23,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from tests.engines.sglang import absent
+from unified_cache.core.errors import ConfigError
 
 __all__: list[str] = []
 
@@ -63,6 +65,15 @@ def understood_request(method: str, path: str, body: str) -> dict[str, Any]:
     return {"needs_key": NEEDS_KEY in ast.unparse(route), **fields}
 
 
+def understood_linker() -> dict[str, Any]:
+    """Return the line that the version is told which lacks what our linker needs; no line for the others."""
+    try:
+        vars(import_module("unified_cache.integrations.sglang"))["__getattr__"]("UnifiedCacheExternalLinker")
+    except ConfigError as error:
+        return {"refusal": str(error)}
+    return {"refusal": ""}
+
+
 def understood_configurations(page_tokens: dict[str, int]) -> dict[str, Any]:
     """Return the bytes of a host page by pool for each configuration."""
     vars(import_module("tests.engines.sglang.cpu"))["serve_as_device"](
@@ -102,10 +113,12 @@ def main() -> None:
             understood = understood_launch(arguments)
         case ["request", method, path, body]:
             understood = understood_request(method, path, body)
+        case ["linker"]:
+            understood = understood_linker()
         case ["sizes", page_tokens]:
             understood = understood_configurations(json.loads(page_tokens))
         case words:
-            raise SystemExit(f"expected launch, request or sizes, found {shlex.join(words)}")
+            raise SystemExit(f"expected launch, request, linker or sizes, found {shlex.join(words)}")
     sys.stdout.write(json.dumps(understood, default=str) + "\n")
 
 
