@@ -173,7 +173,7 @@ STORAGE_MUTANTS = [
     Mutant(
         "a packed store finds the page of a foreign pool by its key",
         "storage_backends/packed/records.py",
-        "== key and self._range_of(record).seed == seed:",
+        "== key and seeds_at[record // RANGE] == seed:",
         "== key:",
         tests=("tests/unit/storage_backends/packed/test_index.py",),
     ),
@@ -190,6 +190,13 @@ STORAGE_MUTANTS = [
         "        return self._births_at[slot.record] == slot.birth",
         "        return self._births_at[slot.record] != 0",
         tests=("tests/unit/storage_backends/packed/test_damage.py", "tests/unit/storage_backends/packed/test_index.py"),
+    ),
+    Mutant(
+        "a packed store finds lately what has gone since",
+        "storage_backends/packed/records.py",
+        "        if self.left_count != self._recent_left_count:\n",
+        "        if False:\n",
+        tests=("tests/unit/storage_backends/packed/test_index.py",),
     ),
     Mutant(
         "a packed store evicts what was used since its oldest were sorted",

@@ -1,9 +1,10 @@
 """Index of a packed store: the slot of each page, what a cap makes go, and the pages that are being written."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from operator import itemgetter
 from threading import Lock
 
 import numpy as np
@@ -16,12 +17,15 @@ from unified_cache.storage_backends.packed.segment import Segment, SegmentKey, S
 from unified_cache.storage_backends.protocol import Answer, PageIO, Scan, StoredObject, page_bytes
 from unified_cache.storage_backends.removals import RemovalBuffer
 
+_label_of: Callable[[tuple[Label, SegmentSlot, int]], Label] = itemgetter(0)
+
 
 @dataclass(slots=True)
 class PutBatch:
     """Pages of one put, and the outcome of each."""
 
     pages: Sequence[PageIO]
+    sizes: Sequence[int]
     stored: list[bool]
     stamp: int
     """Time of use of the first page; each other one is used a nanosecond earlier."""
@@ -41,7 +45,7 @@ class PutBatch:
 
     def segment_key_of(self, label: Label) -> SegmentKey:
         """Return the key of the segment files that a fresh page belongs to."""
-        return SegmentKey(label.identity, label.pool, page_bytes(self.pages[self.fresh[label]]))
+        return SegmentKey(label.identity, label.pool, self.sizes[self.fresh[label]])
 
     def decline(self, declined: Iterable[Label]) -> None:
         """Answer of pages that they are not stored."""
@@ -86,12 +90,18 @@ class PageIndex:
 
     def have(self, labels: Sequence[Label]) -> list[bool]:
         """Return whether each object has a slot; raise InputError as ``find`` does."""
+        if self._records.are_recent(labels):
+            return [True] * len(labels)
         with self._guard:
             have = self._records.have(labels)
         if not all(have):
-            for label in labels:
-                check_label(label)
+            _check(labels, have)
         return have
+
+    @property
+    def left_count(self) -> int:
+        """Pages that have gone so far: while no more have, all that were looked up are there."""
+        return self._records.left_count
 
     def are_there(self, slots: Iterable[SegmentSlot]) -> list[bool]:
         """Return of each slot whether it has still the page that it had when it was looked up."""
@@ -120,40 +130,33 @@ class PageIndex:
         """
         labels = [page.label for page in pages]
         sizes = [page_bytes(page) for page in pages]
+        wanted = dict(zip(labels, sizes, strict=True))  # of a page that is there at two lengths the last one counts
         with self._guard:
             slots = self._records.find_all(labels)
             _check(labels, slots)
-            batch = PutBatch(pages, [], stamp, self._records.new_uses(len(pages)), self._records.last_birth)
-            self._records.use(slots, batch.latest_use)  # so that those which may go are found first
-            if self.bytes_max is not None:
-                new = {label: size for label, slot, size in zip(labels, slots, sizes, strict=True) if slot is None}
-                new_bytes = sum([taken_bytes(size) for label, size in new.items() if label not in self._writing])
-                # At once, which is faster; where there is no room for all, below, one page after the other.
-                self._make_room(new_bytes, slots, batch)
-            unfit_bytes = math.inf  # so large a page found no room: none is sought for it again in all that is kept
-            for label, slot, size in zip(labels, slots, sizes, strict=True):
-                known = self._writing.get(label) if slot is None else self._size_of(label, slot)
-                if known is not None and known != size:
-                    unfit_bytes = math.inf
-                    batch.gone += self._forget(label, slot)
+            batch = PutBatch(pages, sizes, [], stamp, self._records.new_uses(len(pages)), self._records.last_birth)
+            kept: Container[int] = ()
+            if any(slots):
+                self._records.use(slots, batch.latest_use)  # so that those which may go are found first
+                kept = _kept(slots)
+            new: dict[Label, int] = {}
+            for label, slot in zip(labels, slots, strict=True):
+                size, known = wanted[label], self._writing.get(label) if slot is None else slot.segment.object_bytes
                 if known != size:
-                    needed_bytes = taken_bytes(size)
-                    if needed_bytes >= unfit_bytes or not self._make_room(needed_bytes, slots, batch):
-                        unfit_bytes = min(unfit_bytes, needed_bytes)
-                        batch.stored.append(False)
-                        continue
-                    self._writing[label] = size
-                    self.bytes_used += needed_bytes
-                batch.stored.append(True)
-            for number, (label, slot) in enumerate(zip(labels, slots, strict=True)):
-                if slot is not None and self._records.is_there(slot):
-                    if batch.stored[number] and untrusted.get(label) == slot:
+                    if known is not None:
+                        batch.gone += self._forget(label, slot)
+                    new[label] = size
+            self._grant(new, kept, batch)
+            for number, (label, slot, size) in enumerate(zip(labels, slots, sizes, strict=True)):
+                if slot is not None and label not in new:
+                    batch.stored.append(size == wanted[label])
+                    if untrusted.get(label) == slot:
                         batch.replaced[label] = slot
                         batch.fresh.setdefault(label, number)
-                elif batch.stored[number]:
-                    # Of a page that is in the batch at two lengths the last one is stored.
-                    batch.stored[number] = self._writing.get(label) == sizes[number]
-                    if batch.stored[number]:
+                else:
+                    is_granted = self._writing.get(label) == size
+                    batch.stored.append(is_granted)
+                    if is_granted:
                         batch.fresh.setdefault(label, number)
         return batch
 
@@ -199,7 +202,7 @@ class PageIndex:
                 else:
                     spare.append(slot)
             self._records.enter(entered)
-            self.removed.restored(label for label, _, _ in entered)
+            self.removed.restored(map(_label_of, entered))
         if evicted:
             batch.decline(evicted)
         return spare
@@ -209,7 +212,9 @@ class PageIndex:
         with self._guard:
             self._stop_writing(batch.fresh)
 
-    def look_up(self, pages: Sequence[PageIO]) -> tuple[list[SegmentSlot | None], list[Answer], list[SegmentSlot]]:
+    def look_up(
+        self, pages: Sequence[PageIO], sizes: Sequence[int]
+    ) -> tuple[list[SegmentSlot | None], list[Answer], list[SegmentSlot]]:
         """Return the slot of each page, which becomes recent, None where it is not there at that length; and answers.
 
         Objects of another length are forgotten, and their slots returned besides; what may be the page, coded, is left.
@@ -224,10 +229,10 @@ class PageIndex:
                 if slot is None:
                     check_label(labels[number])
                     answer = Answer.MISS
-                elif slot.segment.object_bytes != page_bytes(pages[number]):
+                elif slot.segment.object_bytes != sizes[number]:
                     slots[number] = None
                     answer = Answer.MISS
-                    if not may_be_coded(page_bytes(pages[number]) - HEADER_BYTES, slot.segment.object_bytes):
+                    if not may_be_coded(sizes[number] - HEADER_BYTES, slot.segment.object_bytes):
                         answer = Answer.FLAWED
                         misfits.append(slot)
                 answers.append(answer)
@@ -296,34 +301,45 @@ class PageIndex:
             objects = [StoredObject(label, slot.segment.object_bytes) for label, slot in listed]
             return Scan(objects, end, [self._records.use_of(slot.record) for _, slot in listed])
 
-    def _size_of(self, label: Label, slot: SegmentSlot | None) -> int | None:
-        """Return the length of a page, None where it has no room; ``slot`` is where it was found."""
-        if slot is not None and self._records.is_there(slot):
-            return slot.segment.object_bytes
-        return self._writing.get(label)
+    def _grant(self, new: Mapping[Label, int], keep: Container[int], batch: PutBatch) -> None:
+        """Grant room to pages of such lengths: to all at once, or where that fails to one after the other."""
+        new_bytes = sum(map(taken_bytes, new.values()))
+        if self._make_room(new_bytes, keep, batch):
+            self._writing.update(new)
+            self.bytes_used += new_bytes
+            return
+        unfit_bytes = math.inf  # so large a page found no room: none is sought for it again in all that is kept
+        for label, size in new.items():
+            needed_bytes = taken_bytes(size)
+            if needed_bytes < unfit_bytes and self._make_room(needed_bytes, keep, batch):
+                self._writing[label] = size
+                self.bytes_used += needed_bytes
+            else:
+                unfit_bytes = min(unfit_bytes, needed_bytes)
 
     def _is_others(self, label: Label, slot: SegmentSlot | None, batch: PutBatch) -> bool:
         """Return whether another put has stored a page since this batch began."""
         return slot is not None and slot != batch.replaced.get(label)
 
-    def _make_room(self, needed_bytes: int, keep: Sequence[SegmentSlot | None], batch: PutBatch) -> bool:
+    def _make_room(self, needed_bytes: int, keep: Container[int], batch: PutBatch) -> bool:
         """Evict the least recent under the cap, pages that others are writing last; return whether there is room."""
-        if self.bytes_max is None or self.bytes_used + needed_bytes <= self.bytes_max:
+        if not needed_bytes or self.bytes_max is None or self.bytes_used + needed_bytes <= self.bytes_max:
             return True
         if needed_bytes > self.bytes_max:
             return False
-        victims, short_bytes = self._records.oldest(self.bytes_used + needed_bytes - self.bytes_max, _kept(keep))
-        unwritten: list[Label] = []
+        victims, short_bytes = self._records.oldest(self.bytes_used + needed_bytes - self.bytes_max, keep)
         if short_bytes > 0:
+            unwritten: list[Label] = []
             own = {page.label for page in batch.pages}
             for label, size in self._writing.items():
                 if short_bytes > 0 and label not in own:
                     unwritten.append(label)
                     short_bytes -= taken_bytes(size)
-        if short_bytes > 0:
-            return False
-        self.evicted_count += len(victims) + len(unwritten)
-        self._stop_writing(unwritten)
+            if short_bytes > 0:
+                return False
+            self.evicted_count += len(unwritten)
+            self._stop_writing(unwritten)
+        self.evicted_count += len(victims)
         batch.gone += self._take_out(victims)
         return True
 
@@ -368,12 +384,12 @@ class PageIndex:
                     yield self._records.use_of(record), label
 
 
-def _kept(slots: Iterable[SegmentSlot | None]) -> frozenset[int]:
+def _kept(slots: Sequence[SegmentSlot | None]) -> frozenset[int]:
     return frozenset([slot.record for slot in slots if slot is not None])
 
 
-def _check(labels: Sequence[Label], slots: Sequence[SegmentSlot | None]) -> None:
+def _check(labels: Sequence[Label], found: Sequence[object]) -> None:
     """Raise InputError for a label that names no object; one that was found is right."""
-    for label, slot in zip(labels, slots, strict=True):
-        if slot is None:
+    for label, is_found in zip(labels, found, strict=True):
+        if not is_found:
             check_label(label)

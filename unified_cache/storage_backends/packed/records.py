@@ -7,7 +7,6 @@ costs nothing, since nobody touches its memory.
 
 from collections.abc import Container, Iterable, Sequence
 from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +21,7 @@ from unified_cache.storage_backends.packed.segment import (
     SegmentSlot,
     Table,
     key_hashes,
+    new_slot,
     taken_bytes,
 )
 
@@ -60,15 +60,6 @@ _ITEMS_BYTES = (PAGE_KEY_BYTES, 8, 4, 4)
 """Key, time of use, birth, next record."""
 
 
-class _Range(NamedTuple):
-    """Records of one segment."""
-
-    segment: Segment
-    start: int
-    seed: int
-    """Of the hashes of its identity and pool."""
-
-
 class PageRecords:
     """Labels, slots and order of use of pages. Bookkeeping only; not thread-safe."""
 
@@ -77,21 +68,25 @@ class PageRecords:
         self._seed = seed
         self._seeds: dict[tuple[bytes, str], int] = {}
         """Of identities and pools that have, or had, pages."""
-        self._ranges: list[_Range | None] = [None]
-        """By record divided by ``RANGE``."""
+        self._segments: list[Segment | None] = [None]
+        """Of each range of records."""
         self._idle_starts: dict[int, list[int]] = {}
         """Ranges of segments that have no page any more, by their length."""
         self._live_count: dict[Segment, int] = {}
         self._recent: dict[Label, SegmentSlot] = {}
         """Slots of pages that were looked up lately, for speed alone; one of another birth than its record is stale."""
+        self._recent_left_count = 0
+        """Pages that had been taken out when there were none: while no more have, no slot is stale."""
         self._last_use = 0
         self.last_birth = 0
         """Of the page that was entered last."""
+        self.left_count = 0
+        """Pages that were taken out."""
         self.count = 0
         self._clear_heads(HEADS_MIN)
-        self._queue: Records = np.zeros(0, np.uint32)
+        self._queue = np.zeros(0, np.uint32).data
         """The least recent records in their order, those before ``_queue_start`` taken."""
-        self._queue_uses = np.zeros(0, np.uint64)
+        self._queue_uses = np.zeros(0, np.uint64).data
         """Their times of use when they were sorted; another one now means that they were used."""
         self._queue_start = 0
         self._queue_end_use = 0
@@ -99,6 +94,7 @@ class PageRecords:
         self._memory = [mmap(-1, each, flags=MAP_PRIVATE | MAP_ANONYMOUS) for each in _ITEMS_BYTES]
         """Of keys, uses, births and next records."""
         self._range_seeds = np.zeros(0, np.uint64)
+        """Of the hashes of a range's identity and pool."""
         self._allot(RECORDS_MIN)
 
     def segments(self) -> list[Segment]:
@@ -107,56 +103,60 @@ class PageRecords:
 
     def find(self, label: Label) -> SegmentSlot | None:
         """Return the slot of a page, None if it is not there."""
-        slot = self._recent.get(label)
-        if slot is not None and self._births_at[slot.record] == slot.birth:
-            return slot
-        identity, key, pool = label
-        seed = self._seeds.get((identity, pool))
-        if seed is None:
-            return None
-        key_bytes = self._memory[0]
-        record = self._heads_at[xxh3_64_intdigest(key, seed) & self._mask]
-        while record:
-            start = record * PAGE_KEY_BYTES
-            if key_bytes[start : start + PAGE_KEY_BYTES] == key and self._range_of(record).seed == seed:
-                if len(self._recent) >= RECENT_MAX:
-                    self._recent.clear()
-                slot = self._recent[label] = self.slot_of(record)
-                return slot
-            record = self._next_at[record]
-        return None
+        return self.find_all((label,))[0]
 
     def find_all(self, labels: Sequence[Label]) -> list[SegmentSlot | None]:
         """Return the slot of each page, None where it is not there."""
-        births_at, slots = self._births_at, [*map(self._recent.get, labels)]
-        others = [number for number, slot in enumerate(slots) if slot is None or births_at[slot.record] != slot.birth]
-        if len(others) < VECTOR_MIN:
-            for number in others:
-                slots[number] = self.find(labels[number])
+        recent = self._recent
+        slots = self._recent_slots(labels)
+        if all(slots):
             return slots
-        for number, record in zip(others, self._records_of([labels[number] for number in others]), strict=True):
-            slots[number] = self.slot_of(record) if record else None
+        if len(slots) >= VECTOR_MIN:
+            others = [number for number, slot in enumerate(slots) if slot is None]
+            if len(others) >= VECTOR_MIN:
+                for number, record in zip(others, self._records_of([labels[number] for number in others]), strict=True):
+                    slots[number] = self.slot_of(record) if record else None
+                return slots
+        key_bytes, heads_at, next_at = self._memory[0], self._heads_at, self._next_at
+        seeds_at, mask = self._seeds_at, self._mask
+        for number, (identity, key, pool) in enumerate(labels):
+            if slots[number] is None:
+                seed = self._seeds.get((identity, pool), 0)
+                record = heads_at[xxh3_64_intdigest(key, seed) & mask] if seed else 0
+                while record:
+                    start = record * PAGE_KEY_BYTES
+                    if key_bytes[start : start + PAGE_KEY_BYTES] == key and seeds_at[record // RANGE] == seed:
+                        if len(recent) >= RECENT_MAX:
+                            self._clear_recent()
+                        slots[number] = recent[labels[number]] = self.slot_of(record)
+                        break
+                    record = next_at[record]
         return slots
+
+    def are_recent(self, labels: Sequence[Label]) -> bool:
+        """Return whether all pages are known to be there, from lately; nothing has to be guarded for that."""
+        return self.left_count == self._recent_left_count and all(map(self._recent.__contains__, labels))
 
     def have(self, labels: Sequence[Label]) -> list[bool]:
         """Return whether each page is there."""
-        births_at, slots = self._births_at, [*map(self._recent.get, labels)]
-        have = [slot is not None and births_at[slot.record] == slot.birth for slot in slots]
-        if not all(have):
-            others = [number for number, is_there in enumerate(have) if not is_there]
-            for number, record in zip(others, self._records_of([labels[number] for number in others]), strict=True):
-                have[number] = record != 0
+        slots = self._recent_slots(labels)
+        others = [number for number, slot in enumerate(slots) if slot is None]
+        if len(others) < VECTOR_MIN:
+            return [slot is not None for slot in self.find_all(labels)]
+        have = [slot is not None for slot in slots]
+        for number, record in zip(others, self._records_of([labels[number] for number in others]), strict=True):
+            have[number] = record != 0
         return have
 
     def label_of(self, record: int) -> Label:
         """Return the label of a page."""
-        segment_key = self._range_of(record).segment.key
-        return Label(segment_key.identity, self._key_of(record), segment_key.pool)
+        identity, pool, _ = self._segment_of(record).key
+        return Label(identity, self._key_of(record), pool)
 
     def slot_of(self, record: int) -> SegmentSlot:
         """Return the slot of a page."""
-        segment, start, _ = self._range_of(record)
-        return SegmentSlot(segment, record - start, record, self._births_at[record])
+        segment = self._segment_of(record)
+        return new_slot((segment, record - segment.records_start, record, self._births_at[record]))
 
     def is_there(self, slot: SegmentSlot) -> bool:
         """Return whether a slot still has the page that it had when it was looked up."""
@@ -190,29 +190,31 @@ class PageRecords:
             for segment in self._live_count:
                 self._link(*self._hashed(self.records_of(segment)))
         if len(self._recent) + len(pages) > RECENT_MAX:
-            self._recent.clear()
-        live_count, heads_at, mask = self._live_count, self._heads_at, self._mask
-        for label, (segment, number, *_), use in pages:
+            self._clear_recent()
+        live_count, heads_at, mask, birth = self._live_count, self._heads_at, self._mask, self.last_birth
+        for label, slot, use in pages:
+            segment, number = slot.segment, slot.number
             if segment not in live_count:
                 self._attach(segment)
             live_count[segment] += 1
             record = segment.records_start + number
             start, key = record * PAGE_KEY_BYTES, label.key
             self._memory[0][start : start + PAGE_KEY_BYTES] = key
-            head = xxh3_64_intdigest(key, self._range_of(record).seed) & mask
+            head = xxh3_64_intdigest(key, self._seeds_at[record // RANGE]) & mask
             self._next_at[record] = heads_at[head]
             heads_at[head] = record
             self._uses_at[record] = use
             if use <= self._queue_end_use:  # it was put before the queue was filled, and is entered after that
                 self._forget_queue()
-            birth = self._births_at[record] = self._new_birth()
-            self._recent[label] = SegmentSlot(segment, number, record, birth)
+            birth = self._births_at[record] = _birth_after(birth)
+            self._recent[label] = new_slot((segment, number, record, birth))
+        self.last_birth = birth
         self.count += len(pages)
 
     def leave(self, slot: SegmentSlot) -> None:
         """Take a page out."""
-        record = slot.record
-        head = xxh3_64_intdigest(self._key_of(record), self._range_of(record).seed) & self._mask
+        segment, _, record, _ = slot
+        head = xxh3_64_intdigest(self._key_of(record), self._seeds_at[record // RANGE]) & self._mask
         before, after = self._heads_at[head], self._next_at[record]
         if before == record:
             self._heads_at[head] = after
@@ -222,17 +224,19 @@ class PageRecords:
             self._next_at[before] = after
         self._uses_at[record] = self._births_at[record] = 0
         self.count -= 1
-        self._live_count[slot.segment] -= 1
-        if not self._live_count[slot.segment]:
-            self._detach(slot.segment)
+        self._live_count[segment] = left = self._live_count[segment] - 1
+        if not left:
+            self._detach(segment)
+        self.left_count += 1
 
     def fill(self, tables: Iterable[tuple[Segment, Table]]) -> list[SegmentSlot]:
         """Enter the pages of tables; return slots of second copies: of a page the one that was used last counts."""
         for segment, (slots, keys, stamps) in tables:
             if len(slots):
                 places = self._attach(segment) + slots
+                self.last_birth = _birth_after(self.last_birth)
                 uses = np.clip(stamps, 1, STAMP_MAX_NS)  # 0 is the use of no page
-                self._keys[places], self._uses[places], self._births[places] = keys, uses, self._new_birth()
+                self._keys[places], self._uses[places], self._births[places] = keys, uses, self.last_birth
                 self._live_count[segment] = len(slots)
                 self._last_use = max(self._last_use, int(uses.max()))
                 self.count += len(slots)
@@ -265,7 +269,7 @@ class PageRecords:
                     break
                 continue
             self._queue_start += 1
-            record = int(self._queue[place])
+            record = self._queue[place]
             if self._uses_at[record] != self._queue_uses[place]:
                 continue
             if record in keep:
@@ -290,10 +294,22 @@ class PageRecords:
         first: npt.NDArray[np.uint64] = self._keys[records, 0] & np.uint64(0xFF)
         return first
 
+    def _recent_slots(self, labels: Sequence[Label]) -> list[SegmentSlot | None]:
+        """Return the slot of each page that was looked up lately, None of others."""
+        slots = [*map(self._recent.get, labels)]
+        if self.left_count != self._recent_left_count:
+            births_at = self._births_at
+            return [None if slot is None or births_at[slot.record] != slot.birth else slot for slot in slots]
+        return slots
+
+    def _clear_recent(self) -> None:
+        self._recent.clear()
+        self._recent_left_count = self.left_count
+
     def _records_of(self, labels: Sequence[Label]) -> Sequence[int]:
         """Return the record of each page, 0 where it is not there."""
         keys = b"".join([label.key for label in labels])
-        if len(labels) < VECTOR_MIN or len(keys) != len(labels) * PAGE_KEY_BYTES:
+        if len(keys) != len(labels) * PAGE_KEY_BYTES:
             return [0 if (slot := self.find(label)) is None else slot.record for label in labels]
         seed_of = self._seeds.get
         seeds = np.array([seed_of((identity, pool), 0) for identity, _, pool in labels], np.uint64)
@@ -301,12 +317,8 @@ class PageRecords:
         found: list[int] = self._find_words(words, seeds, key_hashes(words, seeds)).tolist()
         return found
 
-    def _new_birth(self) -> int:
-        self.last_birth = (self.last_birth + 1) & 0xFFFFFFFF or 1
-        return self.last_birth
-
-    def _range_of(self, record: int) -> _Range:
-        found = self._ranges[record // RANGE]
+    def _segment_of(self, record: int) -> Segment:
+        found = self._segments[record // RANGE]
         assert found is not None
         return found
 
@@ -324,12 +336,12 @@ class PageRecords:
         if idle:
             start = idle.pop()
         else:
-            start = len(self._ranges) * RANGE
-            self._ranges += [None] * ranges_count
-            if len(self._ranges) * RANGE > len(self._uses):
-                self._allot(2 * len(self._ranges) * RANGE)
+            start = len(self._segments) * RANGE
+            self._segments += [None] * ranges_count
+            if len(self._segments) * RANGE > len(self._uses):
+                self._allot(2 * len(self._segments) * RANGE)
         first = start // RANGE
-        self._ranges[first : first + ranges_count] = [_Range(segment, start, seed)] * ranges_count
+        self._segments[first : first + ranges_count] = [segment] * ranges_count
         self._range_seeds[first : first + ranges_count] = seed
         self._live_count[segment] = 0
         segment.records_start = start
@@ -337,9 +349,9 @@ class PageRecords:
 
     def _detach(self, segment: Segment) -> None:
         del self._live_count[segment]
-        self._recent.clear()  # so that nobody refers to the file any more
+        self._clear_recent()  # so that nobody refers to the file any more
         first, ranges_count = segment.records_start // RANGE, -(-segment.key.slots_count // RANGE)
-        self._ranges[first : first + ranges_count] = [None] * ranges_count
+        self._segments[first : first + ranges_count] = [None] * ranges_count
         self._idle_starts.setdefault(ranges_count, []).append(segment.records_start)
 
     def _allot(self, count: int) -> None:
@@ -359,7 +371,7 @@ class PageRecords:
             self._uses_at, self._births_at, self._next_at = self._uses.data, self._births.data, self._next.data
         seeds = np.zeros(count // RANGE, np.uint64)
         seeds[: len(self._range_seeds)] = self._range_seeds
-        self._range_seeds = seeds
+        self._range_seeds, self._seeds_at = seeds, seeds.data
 
     def _clear_heads(self, heads_count: int) -> None:
         self._heads = np.zeros(heads_count, np.uint32)
@@ -415,7 +427,7 @@ class PageRecords:
 
     def _fill_queue(self) -> bool:
         """Sort the next part of the records by use; return whether there are any."""
-        end, after = len(self._ranges) * RANGE, np.uint64(self._queue_end_use)
+        end, after = len(self._segments) * RANGE, np.uint64(self._queue_end_use)
         sample = self._uses[: end : max(end // _SAMPLE, 1)]
         sample = sample[sample > after]
         place = len(sample) // min(max(self.count // QUEUE_MIN, 2), QUEUE_PARTS)
@@ -427,11 +439,15 @@ class PageRecords:
         queue = np.concatenate(parts)
         uses = self._uses[queue]
         order = np.argsort(uses, kind="stable")
-        self._queue, self._queue_uses, self._queue_start = queue[order], uses[order], 0
+        self._queue, self._queue_uses, self._queue_start = queue[order].data, uses[order].data, 0
         if not len(queue):
             return False
-        self._queue_end_use = int(self._queue_uses[-1])
+        self._queue_end_use = self._queue_uses[-1]
         return True
 
     def _forget_queue(self) -> None:
         self._queue, self._queue_start, self._queue_end_use = self._queue[:0], 0, 0
+
+
+def _birth_after(birth: int) -> int:
+    return (birth + 1) & 0xFFFFFFFF or 1

