@@ -4,11 +4,12 @@ import errno
 import os
 import socket
 import subprocess
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from enum import Enum
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 
@@ -163,26 +164,51 @@ class DiskFault(Enum):
     """It moves half of what it was asked to; calls that move no bytes are right."""
 
 
+Hooks = Mapping[str, Callable[..., object]]
+"""Functions by the name of the call that they are of, each given what the call is given."""
+
+
+def refuses(number: int) -> Callable[..., int]:
+    """Return a function that fails with an error of the system, whatever it is given."""
+
+    def refuse(*_given: object, **_named: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    return refuse
+
+
 class FaultyDisk(Disk):
-    """A disk that counts its calls, and on which those of some numbers go wrong.
+    """A disk that counts its calls, on which those of some numbers go wrong and others are met by what a test does.
 
     It waits for no sync: without a loss of power nobody sees the difference, and a loop takes seconds, not minutes.
     """
 
-    def __init__(self, fault: DiskFault = DiskFault.EIO, failing: Container[int] = (), only: str = "") -> None:
+    def __init__(
+        self,
+        fault: DiskFault = DiskFault.EIO,
+        failing: Container[int] = (),
+        only: str = "",
+        *,
+        before: Hooks = MappingProxyType({}),
+        instead: Hooks = MappingProxyType({}),
+    ) -> None:
+        """``before`` a call its hook is run; what that raises the call does. ``instead`` takes the place of one."""
         self.fault = fault
         self.failing = failing
         self.only = only
         """Name of the calls that count; all if empty."""
         self.calls: list[str] = []
+        self.before = dict(before)
         for name in Disk.__dict__:
             if not name.startswith("_"):
-                vars(self)[name] = partial(self._call, name, getattr(self, name))
+                vars(self)[name] = partial(self._call, name, instead.get(name, getattr(self, name)))
         # One after the other, and each counted, so that the same call has the same number in every run.
         vars(self)["fsync_each"] = lambda fds: [sync_outcome(self, fd) for fd in fds]
 
     def _call(self, name: str, right: Callable[..., object], *given: object, **named: object) -> object:
         """Make one call, or have it go wrong."""
+        if name in self.before:
+            self.before[name](*given, **named)
         if name in ("fsync", "fdatasync"):
             right = os.fstat
         if self.only not in ("", name):
@@ -198,17 +224,6 @@ class FaultyDisk(Disk):
                 right(*given, **named)
             raise OSError(self.fault.value, os.strerror(self.fault.value))
         return right(*_halved(name, given), **named)
-
-
-class RefusingDisk(FaultyDisk):
-    """A disk that reads nothing from memory, for one reason."""
-
-    def __init__(self, reason: int, only: str = "") -> None:
-        super().__init__(only=only)
-        self.reason = reason
-
-    def preadv_cached(self, fd: int, buffers: Sequence[memoryview], offset: int) -> int:
-        raise OSError(self.reason, os.strerror(self.reason))
 
 
 def _halved(name: str, given: tuple[object, ...]) -> tuple[object, ...]:

@@ -2,13 +2,14 @@
 
 import errno
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import closing
 from hashlib import sha256
 from pathlib import Path
 
 import pytest
 
+from tests.support.files import FaultyDisk, refuses
 from tests.support.offline import LAYOUTS, TOY, description_of, fill, open_store, prompt_of
 from unified_cache.core.errors import ConfigError, StorageError
 from unified_cache.core.seal import Label
@@ -40,47 +41,19 @@ READERS: dict[str, type[FileReader | PackedReader]] = {"file": FileReader, "pack
 every_kind = pytest.mark.parametrize("kind", READERS)
 
 
-def failing(number: int) -> Callable[..., int]:
-    """Make a call that fails with this error."""
-
-    def fail(*_arguments: object, **_named: object) -> int:
-        raise OSError(number, os.strerror(number))
-
-    return fail
+refuse = refuses(errno.EROFS)
 
 
-refuse = failing(errno.EROFS)
+def unwritable_disk() -> Disk:
+    """Return a disk as of a mount that cannot be written, which takes no locks either."""
 
+    def open_(_path: object, flags: int, *_given: object, **_named: object) -> None:
+        if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+            refuse()
 
-class UnwritableDisk(Disk):
-    """A disk as of a mount that cannot be written, which takes no locks either."""
-
-    makedirs = mkdir = rmdir = rmtree = flock = staticmethod(refuse)  # type: ignore[assignment]
-    write = writev = pwrite = pwritev = utime = staticmethod(refuse)  # type: ignore[assignment]
-    fsync = fdatasync = rename = unlink = punch = staticmethod(refuse)  # type: ignore[assignment]
-
-    @staticmethod
-    def open(
-        path: str | bytes | os.PathLike[str] | os.PathLike[bytes],
-        flags: int,
-        mode: int = 0o777,
-        *,
-        dir_fd: int | None = None,
-    ) -> int:
-        return refuse() if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT) else os.open(path, flags, mode, dir_fd=dir_fd)
-
-
-class InterruptedDisk(Disk):
-    """A disk on which something happens before the next pages are read."""
-
-    def __init__(self) -> None:
-        self.waiting: list[Callable[[], object]] = []
-        self.preadv = self._preadv
-
-    def _preadv(self, fd: int, buffers: Sequence[memoryview], offset: int) -> int:
-        if self.waiting:
-            self.waiting.pop(0)()
-        return os.preadv(fd, buffers, offset)
+    changes = {"makedirs", "mkdir", "rmdir", "rmtree", "flock", "write", "pwrite", "pwritev", "utime"}
+    changes |= {"fsync", "fdatasync", "rename", "unlink", "punch"}
+    return FaultyDisk(before={**dict.fromkeys(changes, refuse), "open": open_})
 
 
 def everything(root: Path) -> dict[Path, tuple[int, int, int, bytes]]:
@@ -121,7 +94,7 @@ def check_contents(storage: Store) -> None:
 def test_a_store_on_a_disk_that_cannot_be_written_is_listed_verified_and_copied(kind: str, tmp_path: Path) -> None:
     root = filled(kind, tmp_path / "store")
     before = everything(root)
-    storage = READERS[kind].open(root, disk=UnwritableDisk())
+    storage = READERS[kind].open(root, disk=unwritable_disk())
     check_contents(storage)
     storage.close()
     assert everything(root) == before
@@ -190,10 +163,8 @@ def test_what_lies_in_the_place_of_an_object_is_flawed_and_stays(tmp_path: Path)
 
 
 def test_verify_tells_what_the_disk_does_not_give(tmp_path: Path) -> None:
-    class BadDisk(Disk):
-        preadv = preadv_cached = staticmethod(failing(errno.EIO))
-
-    storage = FileReader.open(filled("file", tmp_path / "store"), disk=BadDisk())
+    disk = FaultyDisk(before=dict.fromkeys(("preadv", "preadv_cached"), refuses(errno.EIO)))
+    storage = FileReader.open(filled("file", tmp_path / "store"), disk=disk)
     result = Verification()
     verify(storage, KEPT, unwatched, result)
     assert result.findings.counts[Answer.UNAVAILABLE] == result.read.objects_count > 0
@@ -204,19 +175,15 @@ class TestPagesThatTheirOwnerMoves:
     """A page of a packed store whose slot its owner gives to others while it is read."""
 
     @pytest.fixture
-    def disk(self) -> InterruptedDisk:
-        return InterruptedDisk()
-
-    @pytest.fixture
     def owner(self, tmp_path: Path) -> PackedStorage:
         storage = PackedStorage.open(tmp_path)
         open_for_contract(storage)
         storage.put([sealed_page(label(1))], Level.CACHED)
         return storage
 
-    def test_a_page_whose_slot_has_become_another_ones_is_a_miss(
-        self, owner: PackedStorage, disk: InterruptedDisk, tmp_path: Path
-    ) -> None:
+    def test_a_page_whose_slot_has_become_another_ones_is_a_miss(self, owner: PackedStorage, tmp_path: Path) -> None:
+        waiting: list[Callable[[], None]] = []
+        disk = FaultyDisk(before={"preadv": lambda *_: waiting.pop()() if waiting else None})
         storage = PackedReader.open(tmp_path, disk=disk)
         assert storage.exists([label(1), label(2)]) == [Answer.HIT, Answer.MISS]
 
@@ -224,7 +191,7 @@ class TestPagesThatTheirOwnerMoves:
             owner.remove([label(1)])
             owner.put([sealed_page(label(2))], Level.CACHED)
 
-        disk.waiting.append(replace)
+        waiting.append(replace)
         assert storage.get([blank_page(label(1))]) == [Answer.MISS]
         assert storage.get([blank_page(label(2))]) == [Answer.MISS]
         assert [found.label for found in listing(storage, label(1).identity)] == [label(2)]

@@ -7,6 +7,7 @@ import pytest
 
 from tests.support.clock import ManualClock
 from tests.support.engine_rows import IDENTITY, LAYOUT, PAGE_BYTES, EngineRows, label_of, opened_store, payload_of
+from tests.support.files import FaultyDisk
 from tests.support.running_service import running
 from tests.support.store_calls import ScriptedStorage
 from tests.support.wrappers import PATIENCE_S
@@ -16,7 +17,6 @@ from unified_cache.core.pool import Identity, ModelLayout, PoolSpec
 from unified_cache.core.seal import HEADER_BYTES, Label
 from unified_cache.integrations.engine_store import EnginePage, EngineStore, EngineStoreConfig, Unavailable
 from unified_cache.integrations.engine_store import calls as calls_module
-from unified_cache.storage_backends.directory.disk import Disk
 from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.protocol import Answer, Level, Store
 from unified_cache.storage_backends.removals import Removals
@@ -105,19 +105,13 @@ def test_of_pages_that_a_store_has_some_of_only_the_others_are_copied_and_put(st
 
 
 def test_a_durable_put_asks_the_store_for_pages_too_that_may_be_there_and_not_last(tmp_path: Path) -> None:
-    synced: list[int] = []
-
-    class SyncNotingDisk(Disk):
-        def fsync_each(self, fds: Sequence[int]) -> list[OSError | None]:
-            synced.extend(fds)
-            return super().fsync_each(fds)
-
-    rows = EngineRows.holding(range(4))
-    with opened_store(FileStorage.open(tmp_path, disk=SyncNotingDisk())) as store:
+    rows, disk = EngineRows.holding(range(4)), FaultyDisk(only="fsync")
+    with opened_store(FileStorage.open(tmp_path, disk=disk)) as store:
+        disk.calls.clear()
         assert store.put(rows.pages(range(4))) == [Answer.STORED] * 4
-        assert synced == []
+        assert disk.calls == []
         assert store.put(rows.pages(range(4)), Level.DURABLE) == [Answer.STORED] * 4
-        assert synced
+        assert disk.calls
 
 
 def test_no_pages_are_no_work(store: EngineStore) -> None:

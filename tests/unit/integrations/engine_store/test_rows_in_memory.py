@@ -1,15 +1,13 @@
 """Pages of stores in a directory: read into an engine's own rows, and never once these are another's."""
 
 import errno
-import os
-from collections.abc import Sequence
 from pathlib import Path
 from threading import Event
 
 import pytest
 
 from tests.support.engine_rows import EngineRows, label_of, opened_store, payload_of
-from tests.support.files import RefusingDisk
+from tests.support.files import FaultyDisk, refuses
 from tests.support.store_kinds import StoreKind
 from tests.support.wrappers import PATIENCE_S
 from unified_cache.core.config import GuardConfig
@@ -30,43 +28,10 @@ def kind(request: pytest.FixtureRequest) -> StoreKind:
     return found
 
 
-class GatedDisk(Disk):
-    """A disk that hangs in one call, once it was told to."""
-
-    def __init__(self) -> None:
-        self.hangs, self.may_go_on = Event(), Event()
-
-    def _wait(self) -> None:
-        if self.hangs.is_set():
-            assert self.may_go_on.wait(PATIENCE_S)
-
-
-class OpeningHangs(GatedDisk):
-    """A disk that has no name in memory, and hangs where one is looked up."""
-
-    def open_cached(self, name: str, flags: int, *, dir_fd: int) -> int:  # type: ignore[override]
-        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
-
-    def open(  # type: ignore[override]
-        self, path: str, flags: int, mode: int = 0o777, *, dir_fd: int | None = None
-    ) -> int:
-        self._wait()
-        return os.open(path, flags, mode, dir_fd=dir_fd)
-
-
-class ReadingHangs(GatedDisk):
-    """A disk of which nothing is in memory, and whose reads hang."""
-
-    def preadv_cached(self, fd: int, buffers: Sequence[memoryview], offset: int) -> int:
-        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
-
-    def preadv(self, fd: int, buffers: Sequence[memoryview], offset: int) -> int:
-        self._wait()
-        return os.preadv(fd, buffers, offset)
-
-
 def test_pages_come_back_byte_by_byte_from_the_disk(kind: StoreKind, tmp_path: Path) -> None:
-    with opened_store(kind.open(tmp_path / "store", disk=RefusingDisk(errno.EAGAIN)), PATIENT) as store:
+    with opened_store(
+        kind.open(tmp_path / "store", disk=FaultyDisk(before={"preadv_cached": refuses(errno.EAGAIN)})), PATIENT
+    ) as store:
         store.put(EngineRows.holding(NUMBERS).pages(NUMBERS))
         order = [3, 99, 0, 4]
         target = EngineRows(len(order))
@@ -105,22 +70,26 @@ def test_damaged_pages_are_flawed_in_rows_as_in_landing_memory(kind: StoreKind, 
         assert store.exists([label_of(2)]) == [Answer.MISS]
 
 
-@pytest.mark.parametrize("disk", [OpeningHangs(), ReadingHangs()])
+@pytest.mark.parametrize("call", ["open", "preadv"])
 def test_a_read_that_hangs_never_touches_rows_that_are_the_engine_s_again(
-    kind: StoreKind, tmp_path: Path, disk: GatedDisk
+    kind: StoreKind, tmp_path: Path, call: str
 ) -> None:
-    if kind is StoreKind.PACKED and isinstance(disk, OpeningHangs):
+    if kind is StoreKind.PACKED and call == "open":
         pytest.skip("its files are open")
-    disk.hangs.clear()
-    disk.may_go_on.clear()
+    hangs, may_go_on = Event(), Event()
+
+    def hang(*_given: object, **_named: object) -> None:
+        assert not hangs.is_set() or may_go_on.wait(PATIENCE_S)
+
+    disk = FaultyDisk(before={f"{call}_cached": refuses(errno.EAGAIN), call: hang})
     with opened_store(kind.open(tmp_path / "store", disk=disk), PATIENT) as store:
         store.put(EngineRows.holding([1, 2]).pages([1, 2]))
     store = opened_store(kind.open(tmp_path / "store", disk=disk), SOON_LATE)
     rows = EngineRows.holding([7, 8])
-    disk.hangs.set()
+    hangs.set()
     assert store.get(rows.pages([1, 2])) == [Answer.UNAVAILABLE] * 2
     assert store.counts().unavailable[Method.GET, Unavailable.LATE] == 2
-    disk.may_go_on.set()
+    may_go_on.set()
     assert store.wait_for_late_calls(PATIENCE_S)
     assert [rows.payload(0), rows.payload(1)] == [payload_of(7), payload_of(8)]
     rows.close()  # BufferError, had the store's thread a view of it

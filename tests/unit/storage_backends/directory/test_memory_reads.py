@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.files import FaultyDisk, RefusingDisk, put
+from tests.support.files import FaultyDisk, put, refuses
 from tests.support.store_kinds import DirectoryStorage, StoreKind
 from unified_cache.core.seal import HEADER_BYTES
 from unified_cache.storage_backends.directory import disk as disk_module
@@ -46,7 +46,7 @@ def whole(pages: Sequence[PageIO]) -> list[bool]:
     return [content == bytes_of(sealed_page(named, len(content))) for named, content in found]
 
 
-class WaitingForbidden(Disk):
+class StrictDisk(FaultyDisk):
     """A disk that refuses, once it was told to, every call that may wait for it; it notes the reads from memory."""
 
     MAY_NOT_WAIT = frozenset({"open_cached", "has_cached", "preadv_cached", "close"})
@@ -54,18 +54,13 @@ class WaitingForbidden(Disk):
     def __init__(self) -> None:
         self.is_strict = False
         self.offsets: list[int] = []
-        for name in Disk.__dict__:
-            if not name.startswith("_") and name not in self.MAY_NOT_WAIT:
-                vars(self)[name] = self._guarded(name, getattr(Disk(), name))
+        waiting = {name for name in Disk.__dict__ if not name.startswith("_")} - self.MAY_NOT_WAIT
+        super().__init__(before=dict.fromkeys(waiting, self._refuse), instead={"preadv_cached": self._read_from_memory})
 
-    def _guarded(self, name: str, call: Callable[..., object]) -> Callable[..., object]:
-        def guarded(*given: object, **named: object) -> object:
-            assert not self.is_strict, f"{name} may wait"
-            return call(*given, **named)
+    def _refuse(self, *_given: object, **_named: object) -> None:
+        assert not self.is_strict, "it may wait"
 
-        return guarded
-
-    def preadv_cached(self, fd: int, buffers: Sequence[memoryview], offset: int) -> int:
+    def _read_from_memory(self, fd: int, buffers: Sequence[memoryview], offset: int) -> int:
         self.offsets.append(offset)
         return os.preadv(fd, buffers, offset)
 
@@ -88,7 +83,7 @@ class PartlyCached(Disk):
 
 @pytest.mark.parametrize("page_bytes", SIZES)
 def test_pages_in_memory_come_without_a_call_that_could_wait(kind: StoreKind, root: Path, page_bytes: int) -> None:
-    disk = WaitingForbidden()
+    disk = StrictDisk()
     with closing(kind.open(root, disk=disk)) as storage:
         put_numbers(storage, page_bytes)
         pages = wanted(page_bytes, [3, 99, 0, 1, 2])
@@ -99,7 +94,7 @@ def test_pages_in_memory_come_without_a_call_that_could_wait(kind: StoreKind, ro
 
 
 def test_pages_whose_names_are_in_memory_are_known_without_a_call_that_could_wait(kind: StoreKind, root: Path) -> None:
-    disk = WaitingForbidden()
+    disk = StrictDisk()
     with closing(kind.open(root, disk=disk)) as storage:
         put_numbers(storage)
         storage.remove([label(2)])
@@ -114,7 +109,7 @@ def test_a_large_page_comes_piece_by_piece(
 ) -> None:
     for module in (disk_module, page_reads):
         monkeypatch.setattr(module, "PIECE_BYTES", page_bytes // 3)
-    disk = WaitingForbidden()
+    disk = StrictDisk()
     with closing(kind.open(root, disk=disk)) as storage:
         put_numbers(storage, page_bytes, NUMBERS[1:])
         damaged = sealed_page(label(0), page_bytes)
@@ -127,7 +122,7 @@ def test_a_large_page_comes_piece_by_piece(
 
 @pytest.mark.parametrize("page_bytes", SIZES)
 def test_neighbours_come_by_one_call(root: Path, page_bytes: int) -> None:
-    disk = WaitingForbidden()
+    disk = StrictDisk()
     with closing(PackedStorage.open(root, disk=disk)) as storage:
         put_numbers(storage, page_bytes)
         assert storage.read_memory(wanted(page_bytes)) == [True] * PAGES_COUNT
@@ -155,36 +150,27 @@ def storage_slot_bytes(page_bytes: int) -> int:
     return -(-page_bytes // grain_bytes) * grain_bytes
 
 
-class NothingCached(Disk):
-    """A disk of which nothing is in memory, and that nobody may ask to read ahead."""
+def nothing_cached() -> Disk:
+    """Return a disk of which nothing is in memory, and that nobody may ask to read ahead."""
 
-    @staticmethod
-    def has_cached(fd: int, start: int, count: int) -> bool:
-        return False
-
-    def preadv_cached(self, fd: int, buffers: Sequence[memoryview], offset: int) -> int:
+    def preadv_cached(_fd: int, buffers: Sequence[memoryview], _offset: int) -> int:
         assert sum(map(len, buffers)) == 1, "a read from memory would have the system begin to read"
         return 0
 
+    return FaultyDisk(instead={"has_cached": lambda *_: False, "preadv_cached": preadv_cached})
 
-class MemoryDisk(Disk):
-    """A file system without a disk, that has everything in memory and cannot say so."""
 
-    def __init__(self, kind: str) -> None:
-        self.kind = kind
-
-    def preadv_cached(self, fd: int, buffers: Sequence[memoryview], offset: int) -> int:
-        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
-
-    def file_system_of(self, fd: int) -> str:  # type: ignore[override]
-        return self.kind
+def disk_in_memory(kind: str, **before: Callable[..., object]) -> Disk:
+    """Return a disk of a file system that has everything in memory and cannot say so."""
+    before["preadv_cached"] = refuses(errno.EOPNOTSUPP)
+    return FaultyDisk(before=before, instead={"file_system_of": lambda _fd: kind})
 
 
 @pytest.mark.parametrize(("file_system", "is_read"), [("tmpfs", True), ("nfs4", False), ("", False)])
 def test_a_file_system_in_memory_is_read_although_it_cannot_tell(
     kind: StoreKind, root: Path, file_system: str, is_read: bool
 ) -> None:
-    with closing(kind.open(root, disk=MemoryDisk(file_system))) as storage:
+    with closing(kind.open(root, disk=disk_in_memory(file_system))) as storage:
         put_numbers(storage)
         storage.read_memory(wanted(numbers=[0]))  # the question that finds it out
         pages = wanted()
@@ -192,49 +178,36 @@ def test_a_file_system_in_memory_is_read_although_it_cannot_tell(
         assert whole(pages) == [is_read] * PAGES_COUNT
 
 
-class WaitingOpens(MemoryDisk):
-    """A file system whose opens wait for a network, also where the name is in memory."""
-
-    def open_cached(self, name: str, flags: int, *, dir_fd: int) -> int:  # type: ignore[override]
-        raise AssertionError("it may wait, on the thread of a caller who must not")
-
-
 def test_a_file_system_that_cannot_tell_what_is_in_memory_is_asked_for_no_name_by_who_must_not_wait(root: Path) -> None:
-    with closing(StoreKind.FILE.open(root, disk=WaitingOpens("fuse"))) as storage:
+    disk = disk_in_memory("fuse", open_cached=lambda *_, **_fds: pytest.fail("it may wait"))
+    with closing(StoreKind.FILE.open(root, disk=disk)) as storage:
         put_numbers(storage)
         pages = wanted()
         assert storage.read_memory(pages) == [False] * PAGES_COUNT
         assert storage.knows([page.label for page in pages]) == [False] * PAGES_COUNT
 
 
-class NamesOnDisk(Disk):
-    """A disk that has no name in memory, or an operating system that cannot say so."""
-
-    def __init__(self, reason: int) -> None:
-        self.reason = reason
-
-    def open_cached(self, name: str, flags: int, *, dir_fd: int) -> int:  # type: ignore[override]
-        raise OSError(self.reason, os.strerror(self.reason))
-
-
 @pytest.mark.parametrize(
-    ("disk", "kinds"),
+    ("refused", "reason", "kinds"),
     [
-        *((RefusingDisk(reason), StoreKind) for reason in (errno.EAGAIN, errno.EIO, errno.EOPNOTSUPP)),
-        (NothingCached(), StoreKind),
-        *((NamesOnDisk(reason), [StoreKind.FILE]) for reason in (errno.EAGAIN, errno.EOPNOTSUPP, errno.EPERM)),
+        *(("preadv_cached", reason, StoreKind) for reason in (errno.EAGAIN, errno.EIO, errno.EOPNOTSUPP)),
+        ("", 0, StoreKind),
+        *(("open_cached", reason, [StoreKind.FILE]) for reason in (errno.EAGAIN, errno.EOPNOTSUPP, errno.EPERM)),
     ],
-    ids=lambda given: type(given).__name__,
 )
-def test_what_is_not_in_memory_is_left_to_get(disk: Disk, kinds: Sequence[StoreKind], tmp_path: Path) -> None:
+def test_what_is_not_in_memory_is_left_to_get(
+    refused: str, reason: int, kinds: Sequence[StoreKind], tmp_path: Path
+) -> None:
+    """Names and bytes are on a disk alone, or on a system that cannot say so."""
     for kind in kinds:
+        disk = FaultyDisk(before={refused: refuses(reason)}) if refused else nothing_cached()
         with closing(kind.open(tmp_path / kind.value, disk=disk)) as storage:
             put_numbers(storage)
             for _ in range(2):
                 assert storage.read_memory(wanted()) == [False] * PAGES_COUNT
-            is_told = not isinstance(disk, NamesOnDisk)
-            if kind is StoreKind.FILE and isinstance(disk, RefusingDisk):
-                is_told = disk.reason != errno.EOPNOTSUPP
+            is_told = refused != "open_cached"
+            if kind is StoreKind.FILE and refused == "preadv_cached":
+                is_told = reason != errno.EOPNOTSUPP
             assert storage.knows([label(0)]) == [is_told]
             assert storage.get([sealed_page(label(0), SIZES[1])]) == [Answer.HIT]
 

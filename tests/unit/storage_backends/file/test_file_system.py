@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.files import FILE_BYTES, FaultyDisk, RefusingDisk, bytes_in, held, hits, path_of, put, temps
+from tests.support.files import FILE_BYTES, FaultyDisk, bytes_in, held, hits, path_of, put, refuses, temps
 from unified_cache.core.errors import InputError, StorageError
-from unified_cache.storage_backends.directory.disk import Disk
 from unified_cache.storage_backends.file import page_reader, store
 from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO
@@ -47,38 +46,29 @@ storage.close()
 # Faults
 
 
-class FewInodes(Disk):
-    """A file system that takes so many files and directories."""
+def few_inodes(root: Path, inodes_max: int) -> FaultyDisk:
+    """Return the disk of a file system that takes so many files and directories."""
 
-    def __init__(self, root: Path, inodes_max: int) -> None:
-        self._root = root
-        self._inodes_max = inodes_max
+    def free_count() -> int:
+        return inodes_max - len(list(root.rglob("*")))
 
-    def _free_count(self) -> int:
-        return self._inodes_max - len(list(self._root.rglob("*")))
+    def check_room(path: str, flags: int = os.O_CREAT, *_mode: int, dir_fd: int | None = None) -> None:
+        if flags & os.O_CREAT and free_count() <= 0 and not has_name(path, dir_fd):
+            refuses(errno.ENOSPC)()
 
-    def _check_room(self) -> None:
-        if self._free_count() <= 0:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    def open(  # type: ignore[override]
-        self, path: str | Path, flags: int, mode: int = 0o777, *, dir_fd: int | None = None
-    ) -> int:
-        if flags & os.O_CREAT:
-            self._check_room()
-        return os.open(path, flags, mode, dir_fd=dir_fd)
-
-    def mkdir(self, path: str, mode: int, *, dir_fd: int) -> None:  # type: ignore[override]
+    def has_name(path: str, dir_fd: int | None) -> bool:
         with suppress(FileNotFoundError):
             os.stat(path, dir_fd=dir_fd)
-            raise FileExistsError(path)
-        self._check_room()
-        os.mkdir(path, mode, dir_fd=dir_fd)
+            return True
+        return False
 
-    def fstatvfs(self, fd: int) -> os.statvfs_result:
+    def fstatvfs(fd: int) -> os.statvfs_result:
         found = list(os.fstatvfs(fd))
-        found[5:8] = [self._inodes_max, self._free_count(), self._free_count()]
+        found[5:8] = [inodes_max, free_count(), free_count()]
         return os.statvfs_result(found)
+
+    before = {"open": check_room, "mkdir": lambda path, _mode, *, dir_fd: check_room(path, dir_fd=dir_fd)}
+    return FaultyDisk(before=before, instead={"fstatvfs": fstatvfs})
 
 
 @pytest.mark.parametrize("bytes_max", [None, 1 << 30], ids=["unbounded", "capped"])
@@ -86,7 +76,7 @@ def test_a_file_system_without_inodes_loses_the_pages_that_were_used_least_recen
     bytes_max: int | None, memory_path: Path
 ) -> None:
     root = memory_path / "store"
-    disk = FewInodes(root, 300)
+    disk = few_inodes(root, 300)
     with closing(FileStorage.open(root, bytes_max=bytes_max, disk=disk)) as storage:
         for number in range(0, 1000, 8):
             assert put(storage, range(number, number + 8), Level.DURABLE) == [True] * 8
@@ -126,7 +116,7 @@ def test_a_fault_while_storing_raises_and_leaves_nothing_half_written(call: str,
 
 @pytest.mark.parametrize("call", ["open", "preadv"])
 def test_an_object_that_cannot_be_read_is_a_miss_stays_and_is_replaced_by_the_next_put(call: str, root: Path) -> None:
-    disk = RefusingDisk(errno.EAGAIN, only=call)
+    disk = FaultyDisk(only=call, before={"preadv_cached": refuses(errno.EAGAIN)})
     with closing(FileStorage.open(root, disk=disk)) as storage:
         put(storage, range(3))
         at = len(disk.calls) + 1
@@ -154,45 +144,40 @@ def test_a_bad_block_does_not_block_a_put_of_its_page(level: Level, call: str, r
 # Durability
 
 
-class SyncLog(Disk):
-    """Notes what is synced and renamed."""
+def sync_log() -> tuple[FaultyDisk, list[str]]:
+    """Return a disk, and what is synced and renamed on it."""
+    events: list[str] = []
 
-    def __init__(self) -> None:
-        self.events: list[str] = []
+    def note(fd: int) -> None:
+        is_file = stat.S_ISREG(os.fstat(fd).st_mode)
+        events.append("file" if is_file else str(Path(f"/proc/self/fd/{fd}").readlink()))
 
-    def fsync(self, fd: int) -> None:  # type: ignore[override]
-        regular = stat.S_ISREG(os.fstat(fd).st_mode)
-        self.events.append("file" if regular else str(Path(f"/proc/self/fd/{fd}").readlink()))
-        os.fsync(fd)
-
-    def rename(self, source: str, target: str, *, src_dir_fd: int, dst_dir_fd: int) -> None:  # type: ignore[override]
-        self.events.append("rename")
-        os.rename(source, target, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
+    return FaultyDisk(before={"fsync": note, "rename": lambda *_, **_fds: events.append("rename")}), events
 
 
 def test_a_directory_that_another_process_made_again_is_synced_by_its_name_again(root: Path) -> None:
-    disk = SyncLog()
+    disk, events = sync_log()
     with closing(FileStorage.open(root, disk=disk)) as storage, closing(FileStorage.open(root)) as other:
         put(storage, [1], Level.DURABLE)
         fan = path_of(root, label(1)).parent
         fan.parent.rename(root.parent / "removed")  # so that its inodes are not given again
         put(other, [1])
-        disk.events.clear()
+        events.clear()
         put(storage, [1], Level.DURABLE)
-        assert disk.events == ["file", str(fan), str(fan.parent), str(root)]
+        assert events == ["file", str(fan), str(fan.parent), str(root)]
 
 
 def test_a_process_that_remembers_few_directories_stores_in_all_of_them(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(store, "DIRECTORIES_KNOWN_MAX", 1)
-    disk = SyncLog()
+    disk, events = sync_log()
     with closing(FileStorage.open(root, disk=disk)) as storage:
         assert put(storage, range(40), Level.DURABLE) == [True] * 40
         assert hits(storage, range(40)) == [True] * 40
     fans = {str(path_of(root, label(number)).parent) for number in range(40)}
     assert len(fans) > 1
-    assert fans <= set(disk.events)
+    assert fans <= set(events)
 
 
 # Listing

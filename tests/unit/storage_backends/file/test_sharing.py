@@ -106,17 +106,13 @@ def test_a_sweep_that_finds_more_than_the_cap_evicts_down_to_the_low_mark(root: 
 
 
 def test_a_page_evicted_before_it_had_its_name_counts_once_it_has_and_another_goes(root: Path) -> None:
-    class EvictsBeforeRename(Disk):
-        """Lets another put make room when the first draft is to be renamed."""
+    def evict(_source: str, target: str, **_fds: int) -> None:
+        """Let another put make room when the first draft is to be renamed."""
+        if target == str(path_of(root, label(0)).relative_to(root)):
+            assert put(storage, range(10, 13)) == [True] * 3
 
-        def rename(  # type: ignore[override]
-            self, source: str, target: str, *, src_dir_fd: int, dst_dir_fd: int
-        ) -> None:
-            if target == str(path_of(root, label(0)).relative_to(root)):
-                assert put(storage, range(10, 13)) == [True] * 3
-            os.rename(source, target, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
-
-    with closing(FileStorage.open(root, bytes_max=3 * FILE_BYTES, disk=EvictsBeforeRename())) as storage:
+    disk = FaultyDisk(before={"rename": evict})
+    with closing(FileStorage.open(root, bytes_max=3 * FILE_BYTES, disk=disk)) as storage:
         put(storage, [0])
         assert bytes_in(root) == 3 * FILE_BYTES
         put(storage, [14])
@@ -139,15 +135,13 @@ REMOVALS: Mapping[str, Callable[[FileStorage], object]] = {
 def test_a_page_used_at_the_moment_that_it_goes_takes_no_room(
     use: Callable[[FileStorage], object], removal: Callable[[FileStorage], object], root: Path
 ) -> None:
-    class UsesBeforeRemoval(Disk):
-        """Lets another thread use the page that is about to be removed."""
+    def use_it(path: str, **_fds: int) -> None:
+        """Let another thread use the page that is about to be removed."""
+        if path == str(path_of(root, label(0)).relative_to(root)):
+            use(storage)
 
-        def unlink(self, path: str, *, dir_fd: int) -> None:  # type: ignore[override]
-            if path == str(path_of(root, label(0)).relative_to(root)):
-                use(storage)
-            os.unlink(path, dir_fd=dir_fd)
-
-    with closing(FileStorage.open(root, bytes_max=3 * FILE_BYTES, disk=UsesBeforeRemoval())) as storage:
+    disk = FaultyDisk(before={"unlink": use_it})
+    with closing(FileStorage.open(root, bytes_max=3 * FILE_BYTES, disk=disk)) as storage:
         put(storage, [0])
         put(storage, [1])
         put(storage, [2])
@@ -157,16 +151,10 @@ def test_a_page_used_at_the_moment_that_it_goes_takes_no_room(
 
 
 def test_a_page_that_goes_after_a_put_found_it_there_takes_no_room(root: Path) -> None:
-    class EvictsBeforeUse(Disk):
-        """Lets another put make room when a page that is there is made recent."""
-
-        def utime(self, fd: int, *, ns: tuple[int, int]) -> None:  # type: ignore[override]
-            if others:
-                put(storage, [others.pop()])
-            os.utime(fd, ns=ns)
-
     others: list[int] = []
-    with closing(FileStorage.open(root, bytes_max=3 * FILE_BYTES, disk=EvictsBeforeUse())) as storage:
+    # Another put makes room when a page that is there is made recent.
+    disk = FaultyDisk(before={"utime": lambda _fd, **_ns: put(storage, [others.pop()]) if others else None})
+    with closing(FileStorage.open(root, bytes_max=3 * FILE_BYTES, disk=disk)) as storage:
         for number in range(3):
             put(storage, [number])
         others.append(3)
@@ -179,19 +167,14 @@ def test_a_page_that_goes_after_a_put_found_it_there_takes_no_room(root: Path) -
 
 
 def test_a_page_put_right_while_an_intruder_is_cleared_away_is_not_lost(root: Path) -> None:
-    class PutsBeforeRemoval(Disk):
-        """Lets somebody put the page between the look at the intruder and its removal."""
+    def put_it(source: str, _target: str, **_fds: int) -> None:
+        """Let somebody put the page between the look at the intruder and its removal."""
+        if source == str(path.relative_to(root)):
+            path.unlink()
+            assert put(other, [1], Level.DURABLE) == [True]
 
-        def rename(  # type: ignore[override]
-            self, source: str, target: str, *, src_dir_fd: int, dst_dir_fd: int
-        ) -> None:
-            if source == str(path.relative_to(root)):
-                path.unlink()
-                assert put(other, [1], Level.DURABLE) == [True]
-            os.rename(source, target, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
-
-    path = path_of(root, label(1))
-    with closing(FileStorage.open(root, disk=PutsBeforeRemoval())) as storage, closing(FileStorage.open(root)) as other:
+    path, disk = path_of(root, label(1)), FaultyDisk(before={"rename": put_it})
+    with closing(FileStorage.open(root, disk=disk)) as storage, closing(FileStorage.open(root)) as other:
         put(other, [1])
         os.truncate(path, 5)
         assert storage.get([blank_page(label(1))]) == [Answer.FLAWED]

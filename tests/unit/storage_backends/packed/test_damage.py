@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.files import INTRUDERS, DiskFault, FaultyDisk, descriptors, flip, hits, link, pipe, put
+from tests.support.files import INTRUDERS, DiskFault, FaultyDisk, descriptors, flip, hits, link, pipe, put, refuses
 from tests.unit.storage_backends.packed.conftest import SLOT_BYTES, TAKEN_BYTES, opened, slots
 from unified_cache.core.errors import StorageError
 from unified_cache.core.seal import Flaw
@@ -265,17 +265,13 @@ def test_an_object_that_cannot_be_read_is_a_miss_and_its_slot_is_used_no_more_be
 
 
 def test_a_slot_that_became_another_page_while_its_page_could_not_be_read_stays_that_page(root: Path) -> None:
-    class SlowUnreadableDisk(FaultyDisk):
-        """A disk that is slow to say that a page cannot be read."""
-
-        def preadv(self, fd: int, buffers: Sequence[memoryview], offset: int) -> int:
-            if offset != PAGES_OFFSET + SLOT_BYTES:
-                return os.preadv(fd, buffers, offset)
+    def refuse_late(_fd: int, _buffers: object, offset: int) -> None:
+        if offset == PAGES_OFFSET + SLOT_BYTES:
             storage.remove([label(1)])
             assert put(storage, [9], Level.DURABLE) == [True]
-            raise OSError(DiskFault.EIO.value, os.strerror(DiskFault.EIO.value))
+            refuses(errno.EIO)()
 
-    with closing(opened(root, SlowUnreadableDisk())) as storage:
+    with closing(opened(root, FaultyDisk(before={"preadv": refuse_late}))) as storage:
         assert hits(storage, PAGES) == [True, False, True]
         assert storage.exists([label(9)]) == [Answer.HIT]
     with closing(opened(root)) as storage:
@@ -366,29 +362,20 @@ def test_a_table_that_cannot_be_read_costs_its_file_alone_until_the_store_is_ope
         put(storage, range(3, 20))  # in two more files
     first = pack.stat()
 
-    class BadBlock(FaultyDisk):
-        """A disk that does not give the first file."""
+    def refuse(place: str | int, *_given: object, **_named: object) -> None:
+        """Refuse the first file, by its name or an open descriptor."""
+        if str(place).endswith(f"/{pack.name}") or (isinstance(place, int) and os.fstat(place).st_ino == first.st_ino):
+            refuses(errno.EIO)()
 
-        def open(self, path: str, *given: int, **named: int) -> int:  # type: ignore[override]
-            fd = os.open(path, *given, **named)
-            if call == "open" and str(path).endswith(f"/{pack.name}"):
-                os.close(fd)
-                raise OSError(errno.EIO, os.strerror(errno.EIO))
-            return fd
-
-        def preadv(self, fd: int, buffers: Sequence[memoryview], offset: int) -> int:
-            if call == "preadv" and os.fstat(fd).st_ino == first.st_ino:
-                raise OSError(errno.EIO, os.strerror(errno.EIO))
-            return os.preadv(fd, buffers, offset)
-
-    with closing(opened(root, BadBlock())) as storage:
+    bad = FaultyDisk(before={call: refuse})
+    with closing(opened(root, bad)) as storage:
         assert hits(storage, range(20)) == [False] * 8 + [True] * 12
         assert put(storage, [0, 30], Level.DURABLE) == [True, True]
         assert hits(storage, [0, 30]) == [True, True]
     with closing(opened(root)) as storage:
         assert hits(storage, [*range(20), 30]) == [True] * 21
         assert storage.bytes_used == 21 * TAKEN_BYTES
-    with closing(opened(root, BadBlock())) as storage:
+    with closing(opened(root, bad)) as storage:
         storage.clear(label(0).identity)
     with closing(opened(root)) as storage:
         assert hits(storage, range(20)) == [False] * 20

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.files import FaultyDisk, descriptors, held, put
+from tests.support.files import FaultyDisk, descriptors, held, put, refuses
 from tests.unit.storage_backends.packed.conftest import SLOT_BYTES, TAKEN_BYTES, opened, packs, slots
 from unified_cache.storage_backends.packed.segment import BLOCK_BYTES, SegmentKey
 from unified_cache.storage_backends.packed.segments import IDLE_BYTES_MAX
@@ -90,17 +90,15 @@ def test_the_free_space_floor_counts_no_room_that_was_given_back_before_a_restar
 
 
 def test_a_page_stored_while_another_put_of_it_is_declined_is_counted(root: Path) -> None:
-    class DiskFilledMeanwhile(MeasuredDisk):
-        """A disk that fills up as somebody else has stored the page."""
+    def fill(_fd: int) -> None:
+        """Fill the disk as somebody else has stored the page."""
+        if disk.free_bytes == 1 << 21:
+            disk.free_bytes = 1 << 30
+            assert put(storage, [1]) == [True]
+            disk.free_bytes = 0
 
-        def fstatvfs(self, fd: int) -> os.statvfs_result:
-            if self.free_bytes == 1 << 21:
-                self.free_bytes = 1 << 30
-                assert put(storage, [1]) == [True]
-                self.free_bytes = 0
-            return super().fstatvfs(fd)
-
-    disk = DiskFilledMeanwhile(1 << 30)
+    disk = MeasuredDisk(1 << 30)
+    disk.before["fstatvfs"] = fill
     with closing(opened(root, pages_max=1, disk=disk, free_bytes_min=1 << 20)) as storage:
         disk.free_bytes = 1 << 21
         put(storage, [1])
@@ -181,16 +179,9 @@ def test_slots_are_used_again_the_lowest_first(storage: PackedStorage) -> None:
 def test_where_no_hole_can_be_made_slots_are_used_again_all_the_same(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class SolidDisk(FaultyDisk):
-        """A disk whose files have no holes."""
-
-        @staticmethod
-        def punch(fd: int, start: int, count: int) -> None:
-            raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
-
     monkeypatch.setattr("unified_cache.storage_backends.packed.segments.IDLE_BYTES_MAX", 3 * SLOT_BYTES)
     for turn in range(3):
-        with closing(opened(root, disk=SolidDisk())) as storage:
+        with closing(opened(root, disk=FaultyDisk(before={"punch": refuses(errno.EOPNOTSUPP)}))) as storage:
             put(storage, range(10))
             length = next(root.glob("*/*.pack")).stat().st_size
             for number in range(10, 30):

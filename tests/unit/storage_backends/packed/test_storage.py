@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.files import DiskFault, FaultyDisk, descriptors, held, hits, put
+from tests.support.files import DiskFault, FaultyDisk, descriptors, held, hits, put, refuses
 from tests.unit.storage_backends.packed.conftest import SLOT_BYTES, TAKEN_BYTES, opened, packs
 from unified_cache.core.errors import InputError, StorageError
 from unified_cache.core.seal import Label, verify_buffers
@@ -253,13 +253,10 @@ def test_a_store_that_was_closed_can_be_opened_while_a_child_of_its_process_live
 
 
 def test_a_way_that_cannot_be_synced_is_no_reason_to_refuse_a_new_store(root: Path) -> None:
-    class ProcDisk(Disk):
-        """A disk on which a directory of another kind of file system leads to the store."""
+    def refuse(fd: int) -> None:
+        """Refuse for the directory that leads to the store, as one of another kind of file system does."""
+        if os.fstat(fd).st_ino == root.parent.stat().st_ino:
+            refuses(errno.EINVAL)()
 
-        def fsync(self, fd: int) -> None:  # type: ignore[override]
-            """Refuse for that directory."""
-            if os.fstat(fd).st_ino == root.parent.stat().st_ino:
-                raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
-
-    with closing(opened(root, disk=ProcDisk())) as storage:
+    with closing(opened(root, disk=FaultyDisk(before={"fsync": refuse}))) as storage:
         assert put(storage, [1], Level.DURABLE) == [True]
