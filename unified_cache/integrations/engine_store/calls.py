@@ -583,7 +583,8 @@ def cut_call(
     """Cut a call that moves pages into pieces; return how many of them may be asked at a time.
 
     ``is_here`` says that its caller waits. Of a durable put pieces are larger, since its pages wait for the disk
-    together, but an eighth of the bounce buffers at most: several calls have a piece there.
+    together, but an eighth of the bounce buffers at most: several calls have a piece there. A store that is given the
+    rows has one at a time: two calls of a service in place of one make 2 to 32 MiB a tenth to a quarter slower.
     """
     is_read = call.method is Method.GET
     if config.piece_bytes is not None:
@@ -597,7 +598,7 @@ def cut_call(
         if call.level is Level.DURABLE:
             piece_bytes = max(piece_bytes, min(BATCH_BYTES, config.bounce_bytes // 8))
     parts_max = 1
-    if call.is_taken:
+    if call.is_taken and not call.is_zero_copy:
         pages = call.pages
         parts_max = PARTS_MAX if is_here or not is_read else STARTED_PARTS_MAX
         parts_max = max(min(parts_max, len(pages) * payload_bytes(pages[0]) // PART_BYTES_MIN), 1)

@@ -543,7 +543,7 @@ class EngineStore:
         return cut_call(call, self._config, opened.capability, has_memory=has_memory, is_here=is_here)
 
     def _begin(self, call: EngineCall, parts_max: int, *, is_here: bool = False) -> None:
-        """Begin the parts of a call, each on a thread, or ``is_here`` the first one on this; the last tells its end.
+        """Begin the parts of a call, each on a thread, or ``is_here`` its only one on this; the last tells its end.
 
         Made here is what a store does that returns by itself.
         """
@@ -553,13 +553,14 @@ class EngineStore:
                 if self._closed:
                     call.stop(Unavailable.CLOSED)
         parts = call.begin(parts_max)
-        for part in parts[1:] if is_here else parts:
-            work, settled = partial(self._run, call, part), partial(self._settled, call, part)
-            part.bounded = self._threads.submit(work, settled, is_urgent=call.is_urgent)
+        for part in parts:
+            work, settled = partial(self._run, call, part, is_here=is_here), partial(self._settled, call, part)
+            if is_here:
+                settled(run_here(work))
+            else:
+                part.bounded = self._threads.submit(work, settled, is_urgent=call.is_urgent)
         if not parts:
             self._end(call)
-        elif is_here:
-            self._settled(call, parts[0], run_here(partial(self._run, call, parts[0], is_here=True)))
 
     def _run(self, call: EngineCall, part: Part, *, is_here: bool = False) -> Again | None:
         """Make the pieces of a part; a write lets others go first after each."""

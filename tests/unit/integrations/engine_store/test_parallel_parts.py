@@ -22,11 +22,10 @@ IDENTITY = Identity("model")
 class PausedParts(ScriptedStorage):
     """A store that returns to a thread of the engine store's when the test says so, and interrupts other callers."""
 
-    def __init__(self, *, is_bounded: bool, interrupts: bool = False) -> None:
+    def __init__(self, *, is_bounded: bool) -> None:
         super().__init__()
         self.claims["bounded"] = is_bounded
         self.before[Method.GET] = self._pause
-        self._interrupts = interrupts
         self.begun = threading.Semaphore(0)
         self.goes_on = threading.Event()
 
@@ -34,9 +33,7 @@ class PausedParts(ScriptedStorage):
         if threading.current_thread().name.startswith("engine-store"):
             self.begun.release()
             assert self.goes_on.wait(PATIENCE_S)
-        elif self._interrupts:
-            assert self.begun.acquire(timeout=PATIENCE_S)
-            threading.Timer(0.05, self.goes_on.set).start()
+        else:
             raise KeyboardInterrupt
 
 
@@ -55,13 +52,13 @@ def opened(backend: PausedParts, rows: Sequence[bytearray], config: EngineStoreC
     return store
 
 
-def test_who_is_interrupted_learns_it_when_no_part_has_rows_any_more() -> None:
+def test_a_large_call_to_a_store_that_returns_by_itself_is_on_no_thread_but_its_callers() -> None:
     rows = [bytearray(PART_BYTES_MIN) for _ in range(2)]
-    backend = PausedParts(is_bounded=True, interrupts=True)
+    backend = PausedParts(is_bounded=True)
     with opened(backend, rows) as store:
         with pytest.raises(KeyboardInterrupt):
             store.get(pages_of(rows))
-        assert len(backend.came) == 1
+        assert not backend.begun.acquire(blocking=False)
 
 
 @pytest.mark.parametrize("is_started", [False, True], ids=["waited for", "started"])
