@@ -41,7 +41,7 @@ class Limits:
     public_calls_max: int = 32
     """Calls that need no credentials, of each kind: health checks, reflection."""
     first_message_s: float = 5.0
-    """Longest wait for the first message of a call, of a put with its first part: a round trip, and 2 Mbit/s."""
+    """Longest wait for the first message of a call, of a put with 3 MiB of pages: a round trip, and 6 Mbit/s."""
     stream_idle_s: float = 30.0
     """Longest silence within a stream."""
     connection_s_max: float = 3_600.0

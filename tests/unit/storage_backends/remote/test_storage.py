@@ -551,6 +551,27 @@ def test_a_put_that_was_given_up_holds_no_page_any_more(no_collection: None) -> 
         over.set()
 
 
+def test_a_put_of_three_mib_is_one_message_that_a_server_takes_and_a_larger_one_several() -> None:
+    counts: list[int] = []
+
+    def count(messages: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
+        first, *others = messages
+        counts.append(1 + len(others))
+        return pb.PutReply(stored=bytes(len(put_begun(first)[0].runs[0].keys))).SerializeToString()
+
+    layout = ModelLayout(16, (Full((PoolSpec("kv", 1024 - HEADER_BYTES),)),))
+    labels = [Label(MODEL.digest(layout), number.to_bytes(32), "kv") for number in range(3500)]
+    pages = [PageIO(each, (memoryview(bytes(1024)),)) for each in labels]
+    with replaced_calls() as (replaced, address):
+        replaced[Call.PUT] = grpc.stream_unary_rpc_method_handler(count)
+        storage = RemoteStorage.open(RemoteOptions((address,)))
+        storage.register(manifest_of(MODEL, layout), {})
+        for some in (pages, pages[:3072]):
+            assert storage.put(some, Level.CACHED) == [Answer.DECLINED] * len(some)
+        storage.close()
+    assert counts == [4, 1]
+
+
 def test_all_calls_of_a_request_share_its_time_and_what_was_not_asked_for_is_unavailable() -> None:
     clock = ManualClock()
     store = ScriptedStorage()
