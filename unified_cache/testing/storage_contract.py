@@ -143,13 +143,13 @@ class KeysOnlyContract:
     def test_an_object_whose_length_differs_from_the_buffers_is_a_miss_and_does_not_block_a_later_put_of_that_page(
         self, storage: Store
     ) -> None:
-        """Put a page one byte short or long, then put it as it should be."""
+        """Put a page one byte short or long, ask for it twice, then put it as it should be."""
         open_for_contract(storage)
         for number, page_bytes in enumerate((PAGE_BYTES - 1, PAGE_BYTES + 1, HEADER_BYTES)):
             # A backend that knows the layout may refuse such a page.
             with suppress(StorageError):
                 assert storage.put([sealed_page(label(number), page_bytes)], Level.CACHED) == [Answer.STORED]
-            assert storage.get([blank_page(label(number))])[0] in (Answer.FLAWED, Answer.MISS)
+            assert {Answer.FLAWED, Answer.MISS}.issuperset(storage.get([blank_page(label(number)) for _ in range(2)]))
             assert storage.put([sealed_page(label(number))], Level.CACHED) == [Answer.STORED]
             assert storage.get([blank_page(label(number))]) == [Answer.HIT]
 

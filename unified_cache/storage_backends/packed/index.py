@@ -220,7 +220,7 @@ class PageIndex:
         Objects of another length are forgotten, and their slots returned besides; what may be the page, coded, is left.
         """
         answers: list[Answer] = []
-        misfits: list[SegmentSlot] = []
+        misfits: dict[Label, SegmentSlot] = {}
         labels = [page.label for page in pages]
         with self._guard:
             slots = self._records.find_all(labels)
@@ -234,10 +234,10 @@ class PageIndex:
                     answer = Answer.MISS
                     if not may_be_coded(sizes[number] - HEADER_BYTES, slot.segment.object_bytes):
                         answer = Answer.FLAWED
-                        misfits.append(slot)
+                        misfits[labels[number]] = slot
                 answers.append(answer)
             self._records.use(slots, self._records.new_uses(len(slots)))
-            return slots, answers, self._take_out(misfits) if misfits else []
+            return slots, answers, self._take_out(list(misfits.values())) if misfits else []
 
     def slots_of(self, pages: Sequence[PageIO]) -> list[SegmentSlot | None]:
         """Return the slot of each page, None where it is not there at that length. It changes nothing."""
