@@ -144,6 +144,12 @@ class FlatPool(TensorPool):
         raise NotImplementedError("no zero-copy")
 
 
+class UnruledPool(TensorPool):
+    """A pool in memory that others share, which is asked at every call where its pages lie."""
+
+    shared_allocation_domain = "domain"
+
+
 class LogicalPool(TensorPool):
     """A pool of indices without bytes, as DeepSeek-V4's anchor."""
 

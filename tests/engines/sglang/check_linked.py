@@ -76,6 +76,10 @@ def check_look_ups_over_pages_with_holes_are_those_of_sglangs_file_backend(
     runner.run(replace(SMALL, stack=stack, core=core, stores=[runner.fresh("file")], linked="histories"), answered)
 
 
+def check_a_load_into_other_pages_than_its_own_fails(runner: EngineRunner) -> None:
+    runner.run(replace(SMALL, stores=[runner.fresh("file")], linked="misplaced"))
+
+
 def check_a_conversation(runner: EngineRunner, stack: str, core: str) -> None:
     runner.run(EngineJob(stack, core, runner.all_fresh(), grows=True, prompts=3, pages=4, linked="whole"))
 

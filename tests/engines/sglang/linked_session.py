@@ -8,6 +8,7 @@ requests     many requests over a store that misbehaves
 write, read  prompts that HiCache has stored or will find, or another engine over a linker
 once         prompts that are looked up once, and computed where that finds nothing
 short        prompts that are shorter than a page, until the log says that nothing was restored
+misplaced    loads whose indices are those of other pages than their keys, together as many
 """
 
 import logging
@@ -260,6 +261,23 @@ def _short(session: LinkedSession, prompts: Prompts) -> None:
     wait_until(lambda: any("nothing was restored" in line for line in session.outcome.warnings), FETCH_S)
 
 
+def _misplaced(session: LinkedSession, prompts: Prompts) -> None:
+    """Load two pages into the place of one, and one into that of two; then one into a place beyond the device's."""
+    linker, page, outcome = session.linker, session.page, session.outcome
+    keys = [f"{number:064x}" for number in range(3)]
+    session.offload_pages("kv", keys)
+    beyond = session.geometry.tokens + page
+    outcome.expected_pages, outcome.restored_pages = [0, 0], []
+    for asked in ([(keys[:2], page, 2 * page), (keys[2:], 2 * page, 4 * page)], [(keys[:1], beyond, beyond + page)]):
+        for some, start, end in asked:
+            linker.lookup(some[0], [PoolTransfer(PoolName.KV, keys=some)])
+            indices = torch.arange(start, end)
+            assert linker.load(some[0], [PoolTransfer(PoolName.KV, keys=some, device_indices=indices)])
+        is_loaded = linker.finish_layer_wise_loading(linker.start_layer_wise_loading())
+        outcome.restored_pages.append(sum(len(some) for some, _, _ in asked) * is_loaded)
+        outcome.rows_checked += 1
+
+
 def _whole(session: LinkedSession, prompts: Prompts) -> None:
     """Load everything from the host tier, forget it, and load everything once more from the store."""
     _write(session, prompts)
@@ -354,4 +372,5 @@ SCENARIOS: dict[str, Callable[[LinkedSession, Prompts], None]] = {
     "read": _read,
     "once": _once,
     "short": _short,
+    "misplaced": _misplaced,
 }

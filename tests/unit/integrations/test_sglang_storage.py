@@ -21,6 +21,7 @@ from tests.support.sglang_names import (
     SglangVerdict,
     StatesPool,
     TensorPool,
+    UnruledPool,
     adapter_class,
 )
 from tests.support.store_calls import ScriptedStorage, raising
@@ -121,6 +122,15 @@ def test_a_page_beyond_the_pool_is_neither_stored_nor_read(start: Start, kind: t
     assert engine.storage.batch_set_v1(keys, beyond) == [False] * 2
     assert engine.storage.batch_exists(keys) == 0
     assert engine.storage.batch_get_v1(keys, beyond) == [False] * 2
+
+
+@pytest.mark.parametrize("kind", [FlatPool, UnruledPool])
+def test_a_page_that_is_shorter_than_the_pools_is_neither_stored_nor_read(start: Start, kind: type[TensorPool]) -> None:
+    engine, keys = start({"kv": kind(SLOTS)}), hashes(2)
+    pool = engine.pools["kv"]
+    pool.buffers = [buffer[:, :-8].clone() for buffer in pool.buffers]
+    assert engine.storage.batch_set_v1(keys, pool.indices([0, 1])) == [False] * 2
+    assert engine.storage.batch_exists(keys) == 0
 
 
 def test_a_pool_that_the_engine_made_otherwise_ends_its_start(start: Start) -> None:

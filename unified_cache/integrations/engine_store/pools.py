@@ -127,31 +127,27 @@ class AskedRows(PageRows):
         self.buffers_bytes = tuple(buffers_bytes)
 
     def rows_to_store(self, slots: Sequence[int]) -> list[Rows]:
-        """Return the pages themselves, where they lie now."""
+        """Return the pages themselves, where they lie now.
+
+        Raises:
+            InputError: the engine names other buffers for them than a page of the pool has.
+        """
         check_slots(slots, self._slots_count)
-        return rows_at(self._locate, slots) if slots else []
+        addresses, sizes = self._locate(slots) if slots else ((), ())
+        if list(sizes) != [*self.buffers_bytes] * len(slots) or len(addresses) != len(sizes):
+            raise InputError(
+                f"expected buffers of {self.buffers_bytes} bytes for each of {len(slots)} pages, "
+                f"found {len(addresses)}, of {sizes}"
+            )
+        views = [_memory(address, size) for address, size in zip(addresses, sizes, strict=True)]
+        count = len(self.buffers_bytes)
+        return [tuple(views[start : start + count]) for start in range(0, len(views), count)]
 
 
 def check_slots(slots: Sequence[int], count: int) -> None:
     """Raise InputError for slots that a pool of ``count`` pages does not have."""
     if slots and not (min(slots) >= 0 and max(slots) < count):
         raise InputError(f"expected slots in [0, {count}), found {min(slots)} to {max(slots)}")
-
-
-def rows_at(locate: Locate, slots: Sequence[int]) -> list[Rows]:
-    """Return views of the pages where the engine says that they lie.
-
-    Raises:
-        InputError: it says something else than so many buffers for each page.
-    """
-    addresses, sizes = locate(slots)
-    count, rest = divmod(len(addresses), len(slots))
-    if rest or not count or len(sizes) != len(addresses):
-        raise InputError(
-            f"expected as many buffers for each of {len(slots)} pages, found {len(addresses)} of {len(sizes)} sizes"
-        )
-    views = [_memory(address, size) for address, size in zip(addresses, sizes, strict=True)]
-    return [tuple(views[start : start + count]) for start in range(0, len(views), count)]
 
 
 def _memory(address: int, size_bytes: int) -> memoryview:

@@ -33,8 +33,9 @@ from sglang.srt.mem_cache.memory_pool import (
 )
 from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 
-from unified_cache.core.errors import ConfigError
+from unified_cache.core.errors import ConfigError, InputError
 from unified_cache.core.pool import PoolSpec, Slots
+from unified_cache.integrations.engine_store.pools import check_slots
 from unified_cache.integrations.sglang.naming import PoolFacts
 
 if TYPE_CHECKING:
@@ -59,15 +60,20 @@ class LinkedPool:
     facts: PoolFacts
     entry: DevicePoolEntry
 
-    def slots(self, indices: torch.Tensor) -> Slots:
-        """Return the rows of pages, whose indices the component's allocator gave.
+    def slots(self, indices: torch.Tensor, pages_count: int) -> Slots:
+        """Return the rows of so many pages, whose indices the component's allocator gave.
 
         Raises:
-            ValueError: not the indices of whole pages.
+            ValueError: not the indices of whole pages of the pool, as SGLang sees it.
+            InputError: not of so many, or of pages that the pool does not have.
         """
         span, places = self.entry.page_size, self.entry.translate_indices(indices)
         starts = np.array(self.entry.prepare_locations(places), np.int64)
-        return (starts // (1 if _rows_are_pages(self.entry) else span)).astype(np.int32)
+        slots = (starts // (1 if _rows_are_pages(self.entry) else span)).tolist()
+        if len(slots) != pages_count:
+            raise InputError(f"expected indices of {pages_count} pages of {self.spec.name}, found {len(slots)}")
+        check_slots(slots, min(map(len, self.rows)))
+        return np.array(slots, np.int32)
 
 
 def group_pools(params: "CacheInitParams", components: "set[ComponentType]") -> DevicePoolGroup:

@@ -69,7 +69,7 @@ class CopiedRows(PageRows):
     def rows_to_store(self, slots: Sequence[int]) -> list[Rows]:
         """Return copies of the pages."""
         check_slots(slots, self._pool.size // self._pool.page_size)
-        return [(self._bytes(self._pool.get_data_page(slot * self._pool.page_size, flat=True)),) for slot in slots]
+        return [(self._page(slot),) for slot in slots]
 
     def rows_to_fill(self, slots: Sequence[int]) -> list[Rows]:
         """Return new memory for the pages."""
@@ -83,6 +83,9 @@ class CopiedRows(PageRows):
                 page = torch.frombuffer(row, dtype=self._dtype)
                 self._pool.set_from_flat_data_page(slot * self._pool.page_size, page)
 
-    @staticmethod
-    def _bytes(page: torch.Tensor) -> memoryview:
-        return page.contiguous().view(torch.uint8).reshape(-1).numpy().data
+    def _page(self, slot: int) -> memoryview:
+        page = self._pool.get_data_page(slot * self._pool.page_size, flat=True)
+        copied: memoryview = page.contiguous().view(torch.uint8).reshape(-1).numpy().data
+        if copied.nbytes != self._page_bytes:
+            raise InputError(f"expected a page of {self._page_bytes} bytes, found {copied.nbytes}")
+        return copied

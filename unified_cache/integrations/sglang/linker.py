@@ -261,7 +261,7 @@ class UnifiedCacheExternalLinker(UnifiedCacheLinker):  # type: ignore[misc]  # S
                 for linked in self._by_component[part.component]:
                     sources, targets = moves.setdefault(linked.spec.name, ([], []))
                     sources.append(load.slots[part.component])
-                    targets.append(linked.slots(part.indices))
+                    targets.append(linked.slots(part.indices, len(part.keys)))
         return [
             (self._linked[name], np.concatenate(sources), np.concatenate(targets))
             for name, (sources, targets) in moves.items()
@@ -313,7 +313,7 @@ class UnifiedCacheExternalLinker(UnifiedCacheLinker):  # type: ignore[misc]  # S
                     lacking = set(copied[part.component])
                     is_lacking = np.array([key in lacking for key in part.keys], np.bool_)
                     for linked in self._by_component[part.component]:
-                        sources = linked.slots(part.indices)[is_lacking]
+                        sources = linked.slots(part.indices, len(part.keys))[is_lacking]
                         self._memory.backup(linked.spec, sources, slots[part.component])
         except BaseException:
             self._tier.free(slots)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from unified_cache.core.errors import InputError
-from unified_cache.integrations.engine_store.pools import AffineRows, AskedRows, rows_at
+from unified_cache.integrations.engine_store.pools import AffineRows, AskedRows
 
 SLOTS = 40
 
@@ -88,6 +88,11 @@ def test_a_pool_that_moves_its_pages_is_asked_at_every_call() -> None:
         rows.rows_to_store([0, SLOTS])
 
 
-def test_buffers_that_are_not_so_many_for_each_page_are_refused() -> None:
-    with pytest.raises(InputError, match="as many buffers"):
-        rows_at(lambda _: ([1, 2, 3], [1, 1, 1]), [0, 1])
+@pytest.mark.parametrize("sizes", [[24, 15], [24], [24, 16, 8]])
+def test_a_page_of_other_buffers_than_the_pools_is_refused(sizes: list[int]) -> None:
+    pool = TwoBuffers()
+    rows = AskedRows(pool.locate, pool.sizes, SLOTS)
+    assert len(rows.rows_to_store([0, 1])) == 2
+    pool.sizes = sizes
+    with pytest.raises(InputError, match=r"buffers of \(24, 16\) bytes"):
+        rows.rows_to_store([0, 1])
