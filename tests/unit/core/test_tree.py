@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.components import toy_components
 from unified_cache.core.config import EvictionConfig, EvictionPolicy
-from unified_cache.core.errors import InputError, SlotError, StaleMatchError
+from unified_cache.core.errors import InputError, LockError, SlotError, StaleMatchError
 from unified_cache.core.page import MediaItem, Prompt
 from unified_cache.core.pool import Slots, Tier
 from unified_cache.core.window import SPAN_ALL
@@ -150,6 +150,23 @@ def test_a_prompt_is_found_by_the_same_match_while_nothing_changes() -> None:
     tree.unlock(tree.lock(found, 4, Tier.DEVICE))
     assert tree.match(PROMPT) is found
     assert tree.peek(PROMPT) is found
+
+
+def test_a_clear_voids_matches_and_locks_and_another_tree_takes_neither() -> None:
+    tree, other = tree_of_prompt(), tree_of_prompt()
+    found = tree.match(PROMPT)
+    held = tree.lock(found, 4, Tier.DEVICE)
+    with pytest.raises(StaleMatchError):
+        other.lock(found, 4, Tier.DEVICE)
+    with pytest.raises(LockError):
+        other.unlock(held)
+    tree.clear()
+    with pytest.raises(StaleMatchError):
+        tree.lock(found, 4, Tier.DEVICE)
+    insert_at(tree, PROMPT, 0, 1)
+    tree.unlock(held)
+    assert tree.match(PROMPT).device_end == 4
+    check(tree, [])
 
 
 # ---- order of eviction ---------------------------------------------------------------------------------------------

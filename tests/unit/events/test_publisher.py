@@ -151,6 +151,24 @@ def test_a_subscriber_gets_every_batch_in_order(toy: ToyEngine, tmp_path: Path, 
         assert numbers == list(range(numbers[0], numbers[0] + 3))
 
 
+def test_a_publisher_without_replay_comes_to_a_subscriber_that_has_bound_an_address(
+    toy: ToyEngine, tmp_path: Path, peers: Peers
+) -> None:
+    sub = peers.connected(zmq.SUB, f"ipc://{tmp_path}/elsewhere")
+    endpoint = f"ipc://{tmp_path}/bound"
+    sub.bind(endpoint)
+    sub.setsockopt_string(zmq.SUBSCRIBE, "")
+    settings = config(tmp_path, endpoint=endpoint, replay_endpoint=None, connects=True)
+    with EventPublisher.open(toy.cache, settings) as publisher:
+        first = 0
+        while not sub.poll(10):
+            serve(toy, 1, first)
+            publisher.publish()
+            first += 1000
+        assert publisher.replay_endpoint is None
+        assert msgspec.msgpack.decode(sub.recv_multipart()[2], type=VllmBatch).events
+
+
 def test_what_a_clear_of_storage_takes_from_memory_is_announced_again(
     toy: ToyEngine, tmp_path: Path, peers: Peers
 ) -> None:

@@ -321,6 +321,8 @@ def test_a_model_that_no_pages_can_be_kept_of_is_refused() -> None:
         KeptState.of("gpt2")  # type: ignore[arg-type]
     with pytest.raises(LayoutError, match="StaticLayer"):
         layer_state(StaticLayer(max_cache_len=8))
+    with pytest.raises(ConfigError, match="a tiny model must be one of"):
+        model_of("gpt-5")
 
 
 def test_a_cache_object_is_passed_as_whatever_argument_takes_one(monkeypatch: pytest.MonkeyPatch) -> None:

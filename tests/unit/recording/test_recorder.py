@@ -128,8 +128,9 @@ def test_a_file_that_cannot_be_written_costs_lines_and_raises_nothing(tmp_path: 
     recorder = TraceRecorder.open(room / "trace.jsonl")
     (room / "trace.jsonl").unlink()
     room.rmdir()
-    recorder.record(record_of(1))
-    assert recorder.close() == RecorderCounts(written=0, dropped=0, failed=1)
+    for number in (1, 2):
+        recorder.record(record_of(number))
+    assert recorder.close() == RecorderCounts(written=0, dropped=0, failed=2)
 
 
 @pytest.mark.threat("reading recordings")
