@@ -79,8 +79,8 @@ AT_ONCE_BYTES_MAX = 64 << 20
 """Bytes that are copied within memory between two looks at the clock, and of one call to a bounded store that a caller
 makes on its own thread: the store cuts them, and has several calls under way."""
 
-SMALL_ROW_BYTES = 2048
-"""Below this a copy is over before another thread could take the interpreter lock."""
+SMALL_ROW_BYTES = 64 << 10
+"""Below this a copy is over before another thread could take the interpreter lock, and before numpy had begun it."""
 
 _ANSWERS = tuple(Answer)
 
