@@ -77,8 +77,8 @@ class ChunkNames:
 
     identity: Identity
     layout: ModelLayout
-    pools: Mapping[int, tuple[bytes, str]]
-    """By group: the digest that its pool is stored under, and the pool's name."""
+    pools: Mapping[bytes, tuple[bytes, str]]
+    """By group, as a chunk's key ends: the digest that its pool is stored under, and the pool's name."""
 
     @classmethod
     def of(cls, facts: VllmFacts, row: RowShape) -> "ChunkNames":
@@ -112,24 +112,22 @@ class ChunkNames:
     @classmethod
     def _named(cls, identity: Identity, layout: ModelLayout) -> "ChunkNames":
         owners = identity.owners(layout).items()
-        return cls(identity, layout, {int(pool.removeprefix(POOL_PREFIX)): (owner, pool) for pool, owner in owners})
+        groups = [int(pool.removeprefix(POOL_PREFIX)).to_bytes(GROUP_BYTES, "big") for pool, _ in owners]
+        return cls(
+            identity, layout, {group: (owner, pool) for group, (pool, owner) in zip(groups, owners, strict=True)}
+        )
 
     def offload_key(self, label: Label) -> bytes | None:
         """Return the chunk that a label names; None if it is another engine's, or another generation's."""
         for group, pool in self.pools.items():
             if pool == (label.identity, label.pool):
-                return label.key + group.to_bytes(GROUP_BYTES, "big")
+                return label.key + group
         return None
 
     def label(self, offload_key: bytes) -> Label:
         """Return the label of a chunk; ``offload_key`` is one that ``is_stable_key``."""
-        owner, pool = self.pools[group_of(offload_key)]
+        owner, pool = self.pools[offload_key[HASH_BYTES:]]
         return Label(owner, offload_key[:HASH_BYTES], pool)
-
-
-def group_of(offload_key: bytes) -> int:
-    """Return the number of the group that a chunk belongs to."""
-    return int.from_bytes(offload_key[HASH_BYTES:], "big")
 
 
 def is_stable_key(offload_key: bytes) -> bool:
@@ -286,7 +284,9 @@ class ChunkTier:
         Where more rows would wait with it than may, or under keys that no other process finds, it ends at once, and
         nothing is moved. A job of more rows than that is begun where no other waits: else it would never be.
         """
-        placed = sorted(zip(keys, rows, strict=True), key=lambda chunk: (group_of(chunk[0]), end_token(chunk[0]) or 0))
+        placed = sorted(
+            zip(keys, rows, strict=True), key=lambda chunk: (chunk[0][HASH_BYTES:], end_token(chunk[0]) or 0)
+        )
         ordered, count = tuple(key for key, _ in placed), len(placed)
         self._offered_count += count
         self._jobs_count += 1
