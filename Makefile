@@ -90,8 +90,9 @@ newest: $(READY)  ## install every extra at its newest into a fresh environment,
 	@build/newest/bin/python -m pip freeze | grep -vxFf constraints.txt || echo every package is as pinned
 	@PYTHONPATH=$(CURDIR) build/newest/bin/python -m pytest -q -p no:cacheprovider -m "not long" $(NEWEST_TESTS)
 
-check: $(READY)  ## everything a change must pass: format, lint, types, generated code, wheel, tests
+check: $(READY)  ## everything a change must pass: format, lint, types, generated code, wheel, engines' imports, tests
 	@$(MAKE) --no-print-directory static
+	@$(BIN)/python -m tests.engines.versions --imports
 	@$(MAKE) --no-print-directory test
 
 static: $(READY)

@@ -3,6 +3,7 @@
     make engines                                all of it, hours; installs 3 GB for each version
     make engines ARGS="--only vllm-0.33.0 --checks tier faults"
     make engines ARGS=--newest                  the newest version of each engine that is newer than the range
+    make engines ARGS=--imports                 what is installed of the range imports us; part of make check
 
 An engine's tests come with its source, from the package index, and are never copied. One that fails and is to is a pin,
 listed with its reason in ``peers``. SGLang's index has wheels alone, without tests.
@@ -24,6 +25,13 @@ from tests.engines.vllm import installation as vllm
 from tests.sources import ROOT
 
 VERSIONS = {"vllm": ("0.31.0", "0.32.0", "0.33.0"), "sglang": ("0.5.21", "0.5.22", "0.5.23")}
+
+IMPORTS = {
+    "vllm": "import unified_cache.integrations.vllm.connector, unified_cache.integrations.vllm.tier",
+    "sglang": "import os; from tests.engines.sglang import absent; absent.provide(os.environ['SGLANG_WHEEL']); "
+    "from unified_cache.integrations.sglang import UnifiedCacheHiCache",
+}
+"""What every version of an engine's range has of ours."""
 
 PEERS = Path(__file__).with_name("peers")
 
@@ -128,6 +136,21 @@ def sglang_rows(version: str, chosen: Sequence[str]) -> Iterator[SuiteOutcome]:
     yield from our_checks("sglang", f"sglang-{version}", chosen)
 
 
+def imports(name: str, version: str) -> SuiteOutcome:
+    """Import our classes under a version of an engine, if it is installed."""
+    os.environ.update({vllm.VERSION_VARIABLE: version, sglang.VERSION_VARIABLE: version})
+    found, engine = sglang.installation(), f"{name}-{version}"
+    python, variables = (found.python, found.environment) if name == "sglang" else (vllm.environment_python(), {})
+    if not python.exists():
+        return SuiteOutcome(engine, "imports", 0, (), (), ("not installed: make engines does it",))
+    ended = subprocess.run(
+        [str(python), "-c", IMPORTS[name]], cwd=ROOT, env={**os.environ, **variables, "PYTHONPATH": str(ROOT)},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    failed = ended.stderr.splitlines()[-1:] if ended.returncode else []
+    return SuiteOutcome(engine, "imports", int(not failed), tuple(failed))
+
+
 def newest(name: str) -> Iterator[str]:
     """Return the newest version of an engine in the index, if it is newer than ours."""
     command = (sys.executable, "-m", "pip", "index", "versions", name)
@@ -147,6 +170,7 @@ def main() -> int:
     """Run what was asked for and print the table, a row when it is known."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--newest", action="store_true")
+    parser.add_argument("--imports", action="store_true")
     parser.add_argument("--only", nargs="+", default=[], metavar="ENGINE-VERSION")
     parser.add_argument("--checks", nargs="+", default=[], metavar="NAME")
     asked = parser.parse_args()
@@ -158,7 +182,7 @@ def main() -> int:
         for version in versions[name]:
             if asked.only and f"{name}-{version}" not in asked.only:
                 continue
-            for row in rows(version, asked.checks):
+            for row in [imports(name, version)] if asked.imports else rows(version, asked.checks):
                 sys.stdout.write(f"{row}\n")
                 sys.stdout.flush()
                 failed += (f"{row.engine}: {test}" for test in row.failed)

@@ -32,10 +32,14 @@ def home() -> Path:
     return Path(os.environ.get(HOME_VARIABLE) or default)
 
 
+def environment_python() -> Path:
+    """Return the interpreter that has the engine, or would have it."""
+    return home() / "venv" / "bin" / "python"
+
+
 def engine_python() -> Path:
     """Return the interpreter that has the engine; install it if it is not there, or not from these requirements."""
-    environment = home() / "venv"
-    python = environment / "bin" / "python"
+    environment, python = home() / "venv", environment_python()
     wanted = hashlib.sha256(REQUIREMENTS.read_bytes() + version().encode()).hexdigest()
     mark = environment / "installed"
     if not mark.is_file() or mark.read_text() != wanted:
@@ -75,13 +79,12 @@ def _lay_over(found: Path) -> None:
 
 
 def _ask(program: str) -> str:
-    command = (str(home() / "venv" / "bin" / "python"), "-c", program)
+    command = (str(environment_python()), "-c", program)
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
 def _pip(command: str, *arguments: str, **variables: str) -> None:
-    python = str(home() / "venv" / "bin" / "python")
-    line = (python, "-m", "pip", command, "--quiet", "--disable-pip-version-check", *arguments)
+    line = (str(environment_python()), "-m", "pip", command, "--quiet", "--disable-pip-version-check", *arguments)
     subprocess.run(line, check=True, env={**os.environ, **variables})
 
 
