@@ -1,6 +1,7 @@
 """Prompts that fill their pages: one token is left to compute, and the last page with it; and pages of bigrams."""
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from tests.support.cache import ToyEngine, toy_layout
 from tests.support.components import COMPONENT_SETS, LAYOUTS, every_layout
 from tests.support.operations import engine, present
+from unified_cache.cache import recording
 from unified_cache.cache.cache import UnifiedCache
 from unified_cache.cache.recording import RequestRecord, RequestWatcher
 from unified_cache.controller import NotStarted, Operation
@@ -159,6 +161,20 @@ def test_a_page_that_no_request_can_reuse_is_no_miss() -> None:
     assert [(record.found.device, record.bound_by) for record in records] == [(0, ("full",)), (7, ())]
     assert cache.explain(prompt).end == 7
     assert not cache.explain(prompt).losses
+
+
+def test_of_more_requests_than_are_watched_the_first_counts_as_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recording, "RUNNING_MAX", 2)
+    toy = engine(layout=FULL, device=24)
+    records: list[RequestRecord] = []
+    toy.cache.record_to(RequestWatcher(["full"], records.append))
+    prompts = [prompt_of(toy.cache, 1, first=1_000 * number, more=1) for number in range(3)]
+    with ExitStack() as requests:
+        for prompt in prompts:
+            requests.enter_context(toy.cache.bring(prompt)).wait(5)
+        assert [record.prompt for record in records] == prompts[:1]
+    assert {record.prompt for record in records} == set(prompts)
+    assert len(records) == 3
 
 
 def test_a_prefetch_is_worth_what_a_request_can_reuse() -> None:

@@ -12,6 +12,7 @@ from tests.support.cache import ToyEngine, toy_layout
 from tests.support.components import COMPONENT_SETS
 from tests.support.operations import engine as toy_engine
 from tests.support.operations import over, present, prompt_of_pages
+from tests.support.ranks import ThreadRanks, in_threads
 from tests.support.store_calls import ScriptedStorage
 from unified_cache.cache.request import Request
 from unified_cache.controller import TransferKind
@@ -268,6 +269,22 @@ def test_a_request_that_is_dropped_unclosed_gives_all_back_at_the_next_look(move
     toy.cache.wait_all(5)
     assert is_all_free(toy)
     assert all(occupancy.out == occupancy.protected == 0 for occupancy in toy.cache.stats().occupancy)
+
+
+def test_ranks_keep_the_pages_of_a_dropped_request_until_they_are_reset() -> None:
+    def live(ranks: ThreadRanks) -> None:
+        toy = toy_engine(layout=toy_layout((SPAN_ALL, 3), 1), device=24, ranks=ranks)
+        served(toy, prompt_of(toy))
+        request = toy.cache.bring(prompt_of(toy))
+        request.wait(timeout_s=5)
+        del request
+        gc.collect()
+        toy.cache.poll()
+        assert not is_all_free(toy)
+        toy.cache.reset()
+        assert is_all_free(toy)
+
+    in_threads(2, live)
 
 
 REFUSED: tuple[Callable[[Request], object], ...] = (
