@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from tests.support.cache import ToyEngine, toy_layout
+from tests.support.clock import ManualClock
 from tests.support.mooncake import LocalCluster, open_mooncake
 from tests.support.mooncake_needed import needs_etcd, needs_mooncake
 from tests.support.waiting import wait_until
@@ -21,10 +22,13 @@ from unified_cache.core.errors import ConfigError, StorageError
 from unified_cache.core.page import Prompt
 from unified_cache.core.seal import Label
 from unified_cache.core.window import SPAN_ALL
+from unified_cache.storage_backends.mooncake.endpoints import STAY_S, NodeChoice
+from unified_cache.storage_backends.mooncake.store import MooncakeStorage
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO, Store
 from unified_cache.storage_backends.url import open_storage
 from unified_cache.storage_backends.wrappers import StorageGuard
 from unified_cache.storage_backends.wrappers.layer import StorageLayer
+from unified_cache.testing.storage_contract import label, open_for_contract, sealed_page
 
 pytestmark = needs_mooncake
 
@@ -198,6 +202,8 @@ def test_another_master_leads_with_all_pages_and_where_none_can_an_error_says_wh
         assert work.is_normal()
         with pytest.raises(ConfigError, match="a second"):
             open_storage("mooncake:etcd://127.0.0.1:1")
+        cluster.nodes[0].kill()
+        assert stored_by_a_newcomer(cluster) == {Answer.STORED}, "before the master misses the node"
 
         for member in cluster.etcd[:2]:
             member.kill()
@@ -205,6 +211,21 @@ def test_another_master_leads_with_all_pages_and_where_none_can_an_error_says_wh
         for _ in range(2):
             work.round()
         work.check_nothing_leaked()
+
+
+def stored_by_a_newcomer(cluster: LocalCluster) -> set[Answer]:
+    """Have a client that knows of no failure put pages on pair after pair of nodes; return the answers that it got."""
+    clock = ManualClock()
+    with closing(open_storage(f"{cluster.url}&replicas=2")) as store:
+        assert isinstance(store, MooncakeStorage)
+        client = store._client
+        client.choice = NodeChoice(client.admin.segments, client.endpoints, clock, seed=0)
+        open_for_contract(store)
+        answers: set[Answer] = set()
+        for number in range(4):
+            answers |= set(store.put([sealed_page(label(10 * number + page)) for page in range(10)], Level.CACHED))
+            clock.now_s += STAY_S
+    return answers
 
 
 def refusal_in_time(cluster: LocalCluster) -> str:

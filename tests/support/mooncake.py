@@ -5,7 +5,7 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.request import urlopen
@@ -22,6 +22,12 @@ from unified_cache.storage_backends.url import open_storage
 LOOPBACK = "127.0.0.1"
 START_S = 20.0
 """The master takes 75 ms on an idle machine, a node 150."""
+
+APPLIED = b"ha_oplog_applied_sequence_id "
+"""Begins the line among a standby's metrics that says how far it has read what its leader wrote down."""
+
+STILL_LOOKS, STILL_PAUSE_S = 5, 0.5
+"""So often and so far apart it says the same, once it has read all; a leader writes at least every second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +165,17 @@ class LocalCluster:
     def leading(self) -> int:
         """Return the number of the master that leads."""
         return int(self.address.leader()[0].rpartition(".")[2]) - 1
+
+    def settle(self) -> None:
+        """Wait until the standby learns nothing more: leaders write down late what was put, and take it along."""
+        host, seen = f"127.0.0.{2 - self.leading()}", [b""]
+
+        def is_still() -> bool:
+            with suppress(OSError), urlopen(f"http://{host}:{self.address.admin_port}/metrics", timeout=1) as answer:
+                seen.extend(line for line in answer.read().splitlines() if line.startswith(APPLIED))
+            return len(seen) > STILL_LOOKS and len({*seen[-STILL_LOOKS:]}) == 1
+
+        assert wait_until(is_still, START_S, pause_s=STILL_PAUSE_S), self.logged()
 
     def start_node(self) -> ClusterProcess:
         """Start another node; return it when the master knows it."""

@@ -6,11 +6,11 @@ from collections.abc import Callable
 POLL_S = 0.01
 
 
-def wait_until(reached: Callable[[], bool], timeout_s: float) -> bool:
-    """Ask every 10 ms, for at most ``timeout_s``; return whether it was reached."""
+def wait_until(reached: Callable[[], bool], timeout_s: float, pause_s: float = POLL_S) -> bool:
+    """Ask again and again, for at most ``timeout_s``; return whether it was reached."""
     deadline_s = time.monotonic() + timeout_s
     while not reached():
         if time.monotonic() >= deadline_s:
             return False
-        time.sleep(POLL_S)
+        time.sleep(pause_s)
     return True

@@ -14,6 +14,7 @@ import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING
 
@@ -49,12 +50,15 @@ from unified_cache.storage_backends.protocol import (
 )
 
 if TYPE_CHECKING:
-    from mooncake.store import BufferDescriptor
+    from mooncake.store import BufferDescriptor, ReplicateConfig
 
 NAME = "mooncake"
 
 FULL_PAUSES_S = (0.01, 0.04)
 """A full cluster evicts in the background: so long it is given, once a call, before what has no room is declined."""
+
+REVOKED_PAUSE_S = 0.05
+"""Masters behind etcd take so long to agree that a put has failed, and swallow other puts of its key until then."""
 
 QUOTA_EXCEEDED = -1700
 """A tenant's own lack of room."""
@@ -80,7 +84,7 @@ class MooncakeStorage(Store):
         self._client = client
         self._capability = Capability(NAME, durable=False, bytes_max=capacity_bytes, call_bytes=NETWORK_BYTES)
         self._sleep = sleep
-        self._manifests = ManifestObjects(client)
+        self._manifests = ManifestObjects(client, sleep)
         self._regions: set[tuple[int, int]] = set()
         self._listed: tuple[bytes, list[str]] = (b"", [])
         self._guard = Lock()
@@ -307,6 +311,7 @@ class MooncakeStorage(Store):
         """Put what was not transferred to several nodes on the first that takes it; what does not rests."""
         for node in nodes:
             if len(nodes) > 1:
+                self._sleep(REVOKED_PAUSE_S if self._client.address.etcd else 0)
                 codes = self._put_again(batch, codes, _NOT_TRANSFERRED, [node], grouped=grouped)
             if _NOT_TRANSFERRED.isdisjoint(codes):
                 break
@@ -463,8 +468,9 @@ class ManifestObjects:
     that writes pages looks for them, and puts them again.
     """
 
-    def __init__(self, client: MooncakeClient) -> None:
+    def __init__(self, client: MooncakeClient, sleep: Callable[[float], None]) -> None:
         self._client = client
+        self._sleep = sleep
         self._kept: dict[bytes, Manifest] = {}
         self._single: set[bytes] = set()
         self._guard = Lock()
@@ -517,8 +523,18 @@ class ManifestObjects:
             ) from error
 
     def _put(self, name: str, text: bytes) -> None:
-        config = self._client.put_config(pinned=True)
-        self._with_registered(name, bytearray(text), lambda item: self._client.putting([item], config))
+        """Put a manifest where pages go, and on one node after another where some died just now."""
+        replicas = self._client.address.replicas
+        nodes = self._client.choice.nodes(replicas + 1)
+        for chosen in dict.fromkeys((tuple(nodes[:replicas]), *((node,) for node in nodes))):
+            config = self._client.put_config(pinned=True, nodes=chosen)
+            self._with_registered(name, bytearray(text), partial(self._put_as, config))
+            if all(self._client.exist([name])):
+                break
+            self._sleep(REVOKED_PAUSE_S)
+
+    def _put_as(self, config: "ReplicateConfig", item: ObjectBuffers) -> NativeCall:
+        return self._client.putting([item], config)
 
     def _with_registered(
         self, name: str, memory: bytearray, call_of: Callable[[ObjectBuffers], NativeCall]
