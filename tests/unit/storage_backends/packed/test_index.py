@@ -18,7 +18,7 @@ from unified_cache.core.seal import Label
 from unified_cache.storage_backends.common.lru import ScansUnderWay, StoreLru
 from unified_cache.storage_backends.packed.segment import SegmentKey, key_hashes, taken_bytes
 from unified_cache.storage_backends.protocol import NAMES_MAX, Answer, Level, PageIO
-from unified_cache.testing.storage_contract import PAGE_BYTES, label, listing
+from unified_cache.testing.storage_contract import PAGE_BYTES, label, listing, sealed_page
 
 PAGES_MAX = 150
 LENGTHS = (PAGE_BYTES, 3 * PAGE_BYTES)
@@ -39,6 +39,20 @@ def test_hashes_of_many_keys_are_those_of_xxhash() -> None:
     seeds = np.frombuffer(os.urandom(8 * count), np.uint64)
     expected = [xxh3_64_intdigest(key.tobytes(), seed=int(seed)) for key, seed in zip(keys, seeds, strict=True)]
     assert key_hashes(keys, seeds).tolist() == expected
+
+
+@pytest.mark.parametrize("vector_min", [1, 6])
+def test_a_page_is_not_that_of_another_pool_with_its_key_and_its_hash(
+    vector_min: int, monkeypatch: pytest.MonkeyPatch, root: Path
+) -> None:
+    for name, value in {"HEADS_MIN": 1, "VECTOR_MIN": vector_min}.items():
+        monkeypatch.setattr(f"unified_cache.storage_backends.packed.records.{name}", value)
+    with closing(opened(root)) as storage:
+        storage.put([sealed_page(label(1, "state"))], Level.CACHED)
+        storage.remove([label(1, "state")])
+        put(storage, [0])
+        assert storage._index._records._mask == 0
+        assert storage.exists([label(0, "state"), label(0)]) == [Answer.MISS, Answer.HIT]
 
 
 @pytest.mark.usefixtures("small_parts")
