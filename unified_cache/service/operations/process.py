@@ -3,7 +3,7 @@
 import ctypes
 import resource
 
-OWN_DESCRIPTORS = 512
+OWN_DESCRIPTORS = 8192
 """Kept free of connections: for the store's files and directories, metrics, logs."""
 
 _M_TRIM_THRESHOLD = -1

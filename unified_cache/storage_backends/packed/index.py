@@ -167,6 +167,14 @@ class PageIndex:
             self.evicted_count += len(victims)
             return self._take_out(victims)
 
+    def evict_files(self, count: int, keep: Sequence[Label]) -> list[SegmentSlot]:
+        """Forget the pages in so many files, those that have the fewest, none in ``keep``; return their slots."""
+        with self._guard:
+            kept = {slot.segment for slot in self._records.find_all(keep) if slot is not None}
+            victims = self._records.in_small_files(count, kept)
+            self.evicted_count += len(victims)
+            return self._take_out(victims)
+
     def decline(self, batch: PutBatch, labels: Sequence[Label]) -> int:
         """Take back the room of fresh pages, but of those that another thread has stored; return how many others."""
         with self._guard:

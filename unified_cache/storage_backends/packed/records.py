@@ -6,6 +6,7 @@ costs nothing, since nobody touches its memory.
 """
 
 from collections.abc import Container, Iterable, Sequence
+from heapq import nsmallest
 from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 
 import numpy as np
@@ -280,6 +281,12 @@ class PageRecords:
         if is_passed_over or short_bytes > 0:
             self._forget_queue()
         return named, max(short_bytes, 0)
+
+    def in_small_files(self, count: int, kept: Container[Segment]) -> list[SegmentSlot]:
+        """Name the pages in so many files, those that have the fewest, of no file in ``kept``."""
+        others = [segment for segment in self._live_count if segment not in kept]
+        small = nsmallest(count, others, key=self._live_count.__getitem__)
+        return [self.slot_of(record) for segment in small for record in self.records_of(segment).tolist()]
 
     def records_of(self, segment: Segment) -> Records:
         """Return the records of the pages in a file."""

@@ -3,6 +3,7 @@
 import heapq
 import logging
 import os
+import resource
 import stat
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -46,14 +47,28 @@ class FreeSlots:
         self._idle: list[int] = []
         """Heap of free slots that take room, by file and slot: the number of the file times ``_PLACES``, plus it."""
         self._roomless: list[int] = []
-        """Heap of those that take none: given back, or never used."""
+        """Heap of those that take none: given back, and the first of each file that was never used."""
+        self._unused: dict[int, int] = {}
+        """First slot of each file from which on none was ever used."""
         self._free_count: Counter[int] = Counter()
-        """Of each file, in both heaps."""
+        """Of each file."""
+        self._empty: set[int] = set()
+        """Files of which no slot is used."""
 
     @property
     def segments(self) -> list[Segment]:
         """Return the segments."""
         return list(self._segments.values())
+
+    @property
+    def empty_count(self) -> int:
+        """Files of which no slot is used."""
+        return len(self._empty)
+
+    @property
+    def free_count(self) -> int:
+        """Free slots of all files."""
+        return self._free_count.total()
 
     @property
     def idle_count(self) -> int:
@@ -69,15 +84,13 @@ class FreeSlots:
         """Take in a file: the slots in ``used`` hold pages, other ones below ``reached`` may take room."""
         number = segment.number
         self._segments[number] = segment
-        is_free = np.ones(self._slots_count, np.bool_)
-        is_free[used] = False
-        free = np.flatnonzero(is_free)
         reached = max(reached, int(used.max(initial=-1)) + 1)
-        self._free_count[number] = len(free)
-        self._idle += (free[free < reached] + number * _PLACES).tolist()
-        self._roomless += (free[free >= reached] + number * _PLACES).tolist()
+        is_free = np.ones(reached, np.bool_)
+        is_free[used] = False
+        self._idle += (np.flatnonzero(is_free) + number * _PLACES).tolist()
         heapq.heapify(self._idle)
-        heapq.heapify(self._roomless)
+        self._count_free(number, self._slots_count - len(used))
+        self._begin_unused(number, reached)
 
     def take(self, count: int) -> list[SegmentSlot]:
         """Take slots that are free, as many as there are up to ``count``; none of a file that is not trusted."""
@@ -88,24 +101,27 @@ class FreeSlots:
                 segment = self._segments[number]
                 if segment.is_trusted:
                     self._free_count[number] -= 1
+                    self._empty.discard(number)
                     taken.append(new_slot((segment, slot, 0, 0)))
+                    if slot == self._unused[number]:
+                        self._begin_unused(number, slot + 1)
         return taken
 
     def give(self, slots: Iterable[SegmentSlot]) -> None:
         """Give slots back that others may have."""
         for slot in slots:
-            self._free_count[slot.segment.number] += 1
+            self._count_free(slot.segment.number, 1)
             heapq.heappush(self._idle, slot.segment.number * _PLACES + slot.number)
 
     def take_empty_segments(self) -> list[Segment]:
         """Take the segments of which no slot is used."""
-        empty = {number for number in self._segments if self._free_count[number] == self._slots_count}
+        empty, self._empty = self._empty, set()
         if empty:
             for free in (self._idle, self._roomless):
                 free[:] = [place for place in free if place // _PLACES not in empty]
                 heapq.heapify(free)
         for number in empty:
-            del self._free_count[number]
+            del self._free_count[number], self._unused[number]
         return [self._segments.pop(number) for number in empty]
 
     def take_idle(self, kept_count: int = 0) -> list[SegmentSlot]:
@@ -113,20 +129,42 @@ class FreeSlots:
         places = sorted(self._idle)
         taken = [SegmentSlot(self._segments[place // _PLACES], place % _PLACES) for place in places[kept_count:]]
         self._idle = places[:kept_count]
-        self._free_count.subtract(slot.segment.number for slot in taken)
+        for slot in taken:
+            self._free_count[slot.segment.number] -= 1
+            self._empty.discard(slot.segment.number)
         return taken
 
     def give_emptied(self, slots: Iterable[SegmentSlot]) -> None:
         """Take slots back that take no room any more."""
         for slot in slots:
-            self._free_count[slot.segment.number] += 1
+            self._count_free(slot.segment.number, 1)
             heapq.heappush(self._roomless, slot.segment.number * _PLACES + slot.number)
+
+    def _count_free(self, number: int, count: int) -> None:
+        self._free_count[number] += count
+        if self._free_count[number] == self._slots_count:
+            self._empty.add(number)
+
+    def _begin_unused(self, number: int, slot: int) -> None:
+        """Set from where on no slot of a file was ever used; the heap has the first of them alone."""
+        self._unused[number] = slot
+        if slot < self._slots_count:
+            heapq.heappush(self._roomless, number * _PLACES + slot)
 
 
 logger = logging.getLogger(__name__)
 
 IDLE_BYTES_MAX = 64 << 20
 """Room on the disk that free slots keep for the next pages; what is beyond goes back to the file system."""
+
+EMPTY_FILES_MAX = 16
+"""Files without a page that are kept for the next pages."""
+
+FILES_MAX = 1 << 12
+"""Files with pages: 16 TB of large ones."""
+
+DESCRIPTORS_SHARE = 3
+"""At most this part of the descriptors that the process may have are of files with pages; each may need two."""
 
 _OPEN_FLAGS = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
@@ -184,6 +222,7 @@ class SegmentFiles:
                     return taken
                 segment = self._make_segment(free)
                 with self._guard:
+                    free = self._free.setdefault(key, free)  # without a file it is forgotten
                     free.add(segment, np.zeros(0, np.int64), 0)
                     taken += free.take(count - len(taken))
         except OSError:
@@ -241,15 +280,31 @@ class SegmentFiles:
 
     def give(self, slots: Sequence[SegmentSlot]) -> None:
         """Take slots back that nobody uses any more, and give room on the disk back where too much of it is idle."""
+        empty: list[Segment] = []
         with self._guard:
             for slot in slots:
                 self._free[slot.segment.key].give((slot,))
-            if self._idle_bytes() <= self._idle_bytes_max:
-                return
-        self.give_back()
+            if sum([free.empty_count for free in self._free.values()]) > EMPTY_FILES_MAX:
+                empty = self._take_empty_segments(self._free.values())
+            is_idle = self._idle_bytes() > self._idle_bytes_max
+        self._remove(empty)
+        if is_idle:
+            self.give_back()
+            with self._guard:
+                # What cannot be given back, on a file system that has no holes, is not tried again at every put.
+                self._idle_bytes_max = self._idle_bytes() + IDLE_BYTES_MAX
+
+    def short_files(self, wanted: Mapping[SegmentKey, int]) -> int:
+        """Return how many files have to go before so many slots of each shape are taken: an eighth of those there are.
+
+        0 where the process may have more, or they are in files that are there.
+        """
+        files_max = min(FILES_MAX, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // DESCRIPTORS_SHARE)
+        if len(self._opened) < files_max:
+            return 0
         with self._guard:
-            # What cannot be given back, on a file system that has no holes, is not tried again at every put.
-            self._idle_bytes_max = self._idle_bytes() + IDLE_BYTES_MAX
+            has_room = all(key in self._free and self._free[key].free_count >= wanted[key] for key in wanted)
+        return 0 if has_room else max(len(self._opened) // 8, 1)
 
     def new_bytes(self, wanted: Mapping[SegmentKey, int]) -> int:
         """Return how much more room on the disk so many slots of each shape would take."""
@@ -261,7 +316,7 @@ class SegmentFiles:
         """Give the room of free slots, but so many of a shape, back to the system: whole files, holes in the others."""
         with self._guard:
             given = [free for key, free in self._free.items() if not kept.get(key)]
-            empty = [segment for free in given for segment in free.take_empty_segments()]
+            empty = self._take_empty_segments(given)
             idle = {key: by_segment(free.take_idle(kept.get(key, 0))) for key, free in self._free.items()}
         self._remove(empty)
         for key, segments in idle.items():
@@ -286,6 +341,14 @@ class SegmentFiles:
         for segment in empty:
             with suppress(OSError):  # it stays, and keeps its name, until the store is opened again
                 self._disk.unlink(_path_of(segment.key, segment.number), dir_fd=self._root.fd)
+
+    def _take_empty_segments(self, freed: Iterable[FreeSlots]) -> list[Segment]:
+        """Take the files in which nothing is; shapes without a file are not remembered."""
+        empty = [segment for free in freed for segment in free.take_empty_segments()]
+        for key in {segment.key for segment in empty}:
+            if not self._free[key].segments:
+                del self._free[key]
+        return empty
 
     def _idle_bytes(self) -> int:
         return sum([free.idle_bytes for free in self._free.values()])

@@ -7,6 +7,7 @@ bytes a page: a read is one call.
 """
 
 import fcntl
+import logging
 import os
 import secrets
 import time
@@ -70,6 +71,8 @@ from unified_cache.storage_backends.protocol import (
     Scan,
     page_bytes,
 )
+
+logger = logging.getLogger(__name__)
 
 
 class PackedStorage(DirectoryStorage):
@@ -271,6 +274,7 @@ class PackedStorage(DirectoryStorage):
         self._free_quietly(batch.gone)
         if declined_count := batch.stored.count(False):
             self._root.declines.record(declined_count, f"they exceed the cap of {self._index.bytes_max} bytes")
+        self._make_files(batch)
         self._make_space(batch)
         try:
             self._write(batch, durable=durable)
@@ -307,6 +311,20 @@ class PackedStorage(DirectoryStorage):
             if not is_sound:
                 untrusted[label] = slot
         return untrusted
+
+    def _make_files(self, batch: PutBatch) -> None:
+        """Where the process may not open the files that a batch needs, those that have the fewest pages go."""
+        short_count = self._segments.short_files(Counter(map(batch.segment_key_of, batch.fresh)))
+        if not short_count:
+            return
+        gone = self._index.evict_files(short_count, [page.label for page in batch.pages])
+        logger.warning(
+            "%s has files for as many models, pools and lengths as this process may open; %d pages in %d of them went; "
+            "more need a higher limit of open files (ulimit -n)",
+            *(self._path, len(gone), short_count),
+        )
+        self._free_quietly(gone)
+        self._segments.give_back()
 
     def _make_space(self, batch: PutBatch) -> None:
         """Evict until the file system has room for what is new on it; decline the last pages where it has none."""

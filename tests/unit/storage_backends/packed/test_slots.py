@@ -1,8 +1,10 @@
 """Free slots of packed files, and the room that they keep."""
 
 import errno
+import gc
 import os
 import shutil
+import tracemalloc
 from contextlib import closing
 from pathlib import Path
 
@@ -11,7 +13,7 @@ import pytest
 from tests.support.files import FaultyDisk, descriptors, held, put, refuses
 from tests.unit.storage_backends.packed.conftest import SLOT_BYTES, TAKEN_BYTES, opened, packs, slots
 from unified_cache.storage_backends.packed.segment import BLOCK_BYTES, SegmentKey
-from unified_cache.storage_backends.packed.segments import IDLE_BYTES_MAX
+from unified_cache.storage_backends.packed.segments import EMPTY_FILES_MAX, IDLE_BYTES_MAX
 from unified_cache.storage_backends.packed.store import PackedStorage
 from unified_cache.storage_backends.protocol import Level, PageIO
 from unified_cache.testing.storage_contract import PAGE_BYTES, blank_page, label, sealed_page
@@ -192,3 +194,45 @@ def test_where_no_hole_can_be_made_slots_are_used_again_all_the_same(
             storage.remove([label(number) for number in range(1, 9)])
     with closing(opened(root)) as storage:
         assert held(storage, 10) == [0, 9]
+
+
+def many_shapes(count: int, pages_count: int = 1) -> list[list[PageIO]]:
+    """Return pages of so many pools, some of each."""
+    return [[sealed_page(label(number, f"p{pool}")) for number in range(pages_count)] for pool in range(count)]
+
+
+def test_a_file_costs_the_memory_of_its_pages_and_not_of_its_slots(storage: PackedStorage) -> None:
+    put(storage, [0])
+    gc.collect()
+    tracemalloc.start()
+    try:
+        for pages in many_shapes(32):
+            assert all(storage.put(pages, Level.CACHED))
+        assert tracemalloc.get_traced_memory()[0] < 32 * 16_384
+    finally:
+        tracemalloc.stop()
+
+
+def test_files_that_eviction_leaves_without_a_page_go_whatever_room_they_take(root: Path) -> None:
+    with closing(opened(root, pages_max=4)) as storage:
+        for pages in many_shapes(100):
+            assert all(storage.put(pages, Level.CACHED))
+            assert len(packs(root)) <= 4 + EMPTY_FILES_MAX + 1
+        assert storage.bytes_used == 4 * TAKEN_BYTES
+        assert len(descriptors(root)) <= 4 + EMPTY_FILES_MAX + 4
+
+
+def test_where_no_further_file_may_be_opened_those_with_the_fewest_pages_go(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("unified_cache.storage_backends.packed.segments.FILES_MAX", 16)
+    with closing(opened(root)) as storage:
+        put(storage, range(3))
+        for pages in many_shapes(100):
+            assert all(storage.put(pages, Level.CACHED))
+            assert all(storage.get([blank_page(page.label) for page in pages]))
+            assert len(packs(root)) <= 16
+        assert held(storage, 3) == [0, 1, 2]
+        assert all(storage.put([sealed_page(label(1, "p99"))], Level.CACHED)), "a file that is there has room"
+        left = sum(map(bool, storage.exists([page.label for pages in many_shapes(100, 2) for page in pages])))
+        assert storage.counts.evicted_count == 101 - left
