@@ -12,7 +12,7 @@ import grpc
 from google.protobuf.message import Message
 
 from unified_cache.core.errors import InputError
-from unified_cache.core.seal import FORMAT_VERSION, HEADER_BYTES, Label, verify_buffers
+from unified_cache.core.seal import FORMAT_VERSION, HEADER_BYTES, Label, relabelled, verify_buffers
 from unified_cache.core.settings.service import Role
 from unified_cache.proto import service_pb2 as pb
 from unified_cache.proto.wire import (
@@ -185,6 +185,8 @@ class PageAssembler:
 
 def page_in(pieces: Sequence[memoryview]) -> tuple[memoryview, ...]:
     """Return the page that lies in pieces of messages, at least a header long, its header apart."""
+    if len(pieces) == 1:  # as most do
+        return pieces[0][:HEADER_BYTES], pieces[0][HEADER_BYTES:]
     header = b"".join(piece[:HEADER_BYTES] for piece in pieces[:HEADER_BYTES])[:HEADER_BYTES]
     payload: list[memoryview] = []
     skip = HEADER_BYTES
@@ -299,6 +301,7 @@ class CacheService:
 
     def _found(self, call: AdmittedCall, runs: Sequence[NamedRun]) -> Iterator[PageAnswer]:
         """Read pages a bounded number of bytes at a time; those of another length than theirs are misses."""
+        hit = mark(IN_STORE, 0)
         for run in runs:
             if run.claimed_bytes != run.object_bytes:
                 yield bytes(len(run.keys)), ()
@@ -307,9 +310,12 @@ class CacheService:
             step = max(1, self._limits.batch_bytes // run.object_bytes)
             for start in range(0, len(stored), step):
                 found = self._store.read(call.tenant, stored[start : start + step], run.object_bytes)
-                for label, (answer, buffers) in zip(labels[start : start + step], found, strict=True):
-                    page = named_page(buffers, label) if answer else ()
-                    yield mark(IN_STORE if answer else ABSENT, reason_of(answer)), page
+                for label, (answer, page) in zip(labels[start : start + step], found, strict=True):
+                    if answer is Answer.HIT:
+                        page[:HEADER_BYTES] = relabelled(page[:HEADER_BYTES].tobytes(), label)
+                        yield hit, (page,)
+                    else:
+                        yield mark(ABSENT, reason_of(answer)), ()
                 call.moved()
 
     def _put(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> bytes:

@@ -85,13 +85,15 @@ class TenantStore:
         self._count(tenant, labels, answers)
         return answers
 
-    def read(self, tenant: str, labels: Sequence[Label], object_bytes: int) -> list[tuple[Answer, Buffers]]:
-        """Return pages of this length, header first. Where the answer is not HIT, the buffers hold anything.
+    def read(self, tenant: str, labels: Sequence[Label], object_bytes: int) -> list[tuple[Answer, memoryview]]:
+        """Return pages of this length, the caller's to change. Where the answer is not HIT, they hold anything.
 
         A page of another length, or that the store fails to return, is a miss.
         """
         self.usage.touch(tenant, labels)
-        pages = [PageIO(label, _blank_page(object_bytes)) for label in labels]
+        blank = np.empty(object_bytes * len(labels), np.uint8).data  # not zeroed, unlike a bytearray
+        places = [blank[start : start + object_bytes] for start in range(0, len(blank), object_bytes)]
+        pages = [PageIO(label, (place,)) for label, place in zip(labels, places, strict=True)]
         self._say_owner(tenant, pages)
         try:
             answers = self._store.get(pages)
@@ -103,7 +105,7 @@ class TenantStore:
         if gone:
             with self._room:
                 self._remove_lost(tenant, Bound.QUOTA, gone)
-        return [(answer, page.buffers) for answer, page in zip(answers, pages, strict=True)]
+        return list(zip(answers, places, strict=True))
 
     def put(
         self,
@@ -358,13 +360,6 @@ def named_page(buffers: Buffers, label: Label) -> Buffers:
     """Return a page, its header apart, under another label, without a copy of its payload."""
     header, *payload = buffers
     return (memoryview(relabelled(bytes(header), label)), *payload)
-
-
-def _blank_page(object_bytes: int) -> Buffers:
-    """Make a page to be filled, its header apart; its payload holds anything."""
-    payload_bytes = object_bytes - HEADER_BYTES
-    payload = (np.empty(payload_bytes, np.uint8).data,) if payload_bytes else ()  # not zeroed, unlike a bytearray
-    return (memoryview(bytearray(HEADER_BYTES)), *payload)
 
 
 def _by_pool(
