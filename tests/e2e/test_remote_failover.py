@@ -14,6 +14,7 @@ import pytest
 
 from tests.support.budget import examples
 from tests.support.cluster import ServeProcess
+from tests.support.running_service import read_metrics
 from tests.support.service import wait_for
 from unified_cache.components import Full
 from unified_cache.core.errors import StorageError
@@ -148,6 +149,39 @@ def test_what_one_process_stored_another_finds_whatever_its_hash_seed(servers: l
     assert [bytes_of(page) for page in found] == [bytes_of(page) for page in pages]
     first.close()
     second.close()
+
+
+def test_each_of_two_servers_over_one_store_keeps_a_quota_for_its_pages_and_one_that_starts_for_all(
+    tmp_path: Path,
+) -> None:
+    quota_pages = 16
+    quota_bytes = quota_pages * (OBJECT_BYTES + 8192)
+    variables = {"STORAGE": f"file:{tmp_path / 'store'}", "QUOTA__STORED_BYTES_MAX": str(quota_bytes)}
+    with ExitStack() as ends:
+        servers = [ends.enter_context(ServeProcess(variables=variables)) for _ in range(2)]
+        storage = ends.enter_context(closing(client(servers)))
+        pages = pages_of(range(6 * quota_pages))
+        labels = [page.label for page in pages]
+        for start in range(0, len(pages), 4):
+            assert all(storage.put(pages[start : start + 4], Level.CACHED))
+        counted = [stored_bytes(server) for server in servers]
+        assert max(counted) <= quota_bytes, "each keeps the quota"
+        left = list(map(bool, storage.exists(labels)))
+        assert quota_pages < sum(left) <= 2 * quota_pages, "and knows of its own pages alone"
+        assert all(left[-4:]), "the oldest went"
+
+        servers[0].kill()
+        servers[0].start()
+        wait_for(lambda: sum(map(bool, storage.exists(labels))) <= quota_pages)
+        assert quota_bytes // 2 < stored_bytes(servers[0]) <= quota_bytes
+        assert all(storage.exists(labels[-4:])), "the oldest went"
+
+
+def stored_bytes(server: ServeProcess) -> float:
+    """Return what a server counts for the only tenant."""
+    found = read_metrics(server.metrics_port).items()
+    (counted,) = (value for name, value in found if name.startswith("unified_cache_service_stored_bytes{"))
+    return counted
 
 
 def test_a_token_that_is_revoked_is_refused_by_every_server_within_a_second_or_so(tmp_path: Path) -> None:
