@@ -68,7 +68,7 @@ class PageRecords:
         """``seed`` is secret: a client chooses its keys, and must not choose their hashes."""
         self._seed = seed
         self._seeds: dict[tuple[bytes, str], int] = {}
-        """Of identities and pools that have, or had, pages."""
+        """Of identities and pools that have pages."""
         self._segments: list[Segment | None] = [None]
         """Of each range of records."""
         self._idle_starts: dict[int, list[int]] = {}
@@ -356,6 +356,9 @@ class PageRecords:
 
     def _detach(self, segment: Segment) -> None:
         del self._live_count[segment]
+        identity, pool, _ = segment.key
+        if not any(each.key.pool == pool and each.key.identity == identity for each in self._live_count):
+            del self._seeds[identity, pool]
         self._clear_recent()  # so that nobody refers to the file any more
         first, ranges_count = segment.records_start // RANGE, -(-segment.key.slots_count // RANGE)
         self._segments[first : first + ranges_count] = [None] * ranges_count
