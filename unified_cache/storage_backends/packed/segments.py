@@ -163,8 +163,8 @@ EMPTY_FILES_MAX = 16
 FILES_MAX = 1 << 12
 """Files with pages: 16 TB of large ones."""
 
-DESCRIPTORS_SHARE = 3
-"""At most this part of the descriptors that the process may have are of files with pages; each may need two."""
+DESCRIPTORS_SHARE = 2
+"""At most this part of the descriptors that the process may have are of files with pages."""
 
 _OPEN_FLAGS = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
