@@ -79,8 +79,8 @@ class Authority:
         form = (Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
         return Issued(certificate.public_bytes(Encoding.PEM), key.private_bytes(*form))
 
-    def revoked(self, *issued: Issued, hours: float = 24) -> bytes:
-        """Return a revocation list of certificates, in PEM; with negative hours it is over."""
+    def revoked(self, *issued: Issued, hours: float = 24, is_delta: bool = False) -> bytes:
+        """Return a revocation list of certificates, in PEM, or the changes to one; with negative hours it is over."""
         now = datetime.now(UTC)
         builder = (
             x509.CertificateRevocationListBuilder()
@@ -88,6 +88,8 @@ class Authority:
             .last_update(now - DAY)
             .next_update(now + timedelta(hours=hours))
         )
+        if is_delta:
+            builder = builder.add_extension(x509.DeltaCRLIndicator(1), critical=True)
         for each in issued:
             one = x509.RevokedCertificateBuilder().serial_number(serial_of(each)).revocation_date(now).build()
             builder = builder.add_revoked_certificate(one)

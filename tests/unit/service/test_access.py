@@ -136,6 +136,19 @@ def test_a_line_that_makes_no_sense_is_named(path: Path, line: str) -> None:
     assert path.read_bytes() == before, "the file is another's"
 
 
+def test_a_file_that_another_holds_or_a_tenant_without_a_name_is_refused(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("unified_cache.service.access.tokens._LOCK_PAUSE_S", 1e-6)
+    given(path, "acme")
+    with path.open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(ConfigError, match="found it locked"):
+            given(path, "acme")
+    with pytest.raises(ConfigError, match="a tenant is named by"):
+        given(path, "../acme")
+
+
 def test_a_file_that_others_may_write_or_that_is_too_long_is_refused(path: Path) -> None:
     given(path, "acme")
     path.chmod(0o620)

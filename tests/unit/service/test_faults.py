@@ -40,7 +40,7 @@ from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.wrappers.layer import Method
 
-CALLS = (Method.EXISTS, Method.GET, Method.PUT, Method.TOUCH)
+CALLS = (Method.EXISTS, Method.GET, Method.PUT, Method.TOUCH, Method.SCAN)
 PAGES_MAX = 64
 LARGE_BYTES = HEADER_BYTES + (1 << 20)
 LARGE_MANIFEST = manifest_of(Identity("large"), ModelLayout(16, (Full((PoolSpec("kv", 1 << 20),)),)))
@@ -113,10 +113,13 @@ def test_a_store_that_is_down_costs_misses_and_makes_puts_unavailable(store: Scr
     with refused(grpc.StatusCode.UNAVAILABLE, "the store does not answer"):
         put_durable(wire, 1)
     assert got(wire, 1) == [0]
+    with refused(grpc.StatusCode.UNAVAILABLE, "the store does not answer"):
+        wire.ask(Call.SCAN, pb.ScanRequest(identity=IDENTITY))
     store.before.clear()
     assert put(wire, 0) == b"\x02"
     assert put_durable(wire, 1) == b"\x02"
-    assert {kind for kind, _ in running.notes.anomalies} == {"store_get", "store_put", "store_exists"}
+    kinds = {kind for kind, _ in running.notes.anomalies}
+    assert kinds == {"store_get", "store_put", "store_exists", "store_failed"}
 
 
 def test_a_touch_of_a_store_that_is_down_is_an_anomaly_and_no_error(store: ScriptedStorage, serve: Serve) -> None:

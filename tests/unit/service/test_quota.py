@@ -4,16 +4,21 @@ import random
 from collections.abc import Iterable
 from threading import Thread
 
+import grpc
 import pytest
 
 from tests.support.clock import ManualClock
+from tests.support.running_service import called, refusal, running
+from tests.support.service import refused
 from tests.support.service_settings import service_settings
 from unified_cache.core.seal import Label
 from unified_cache.core.settings.service import QuotaSettings
+from unified_cache.proto import service_pb2 as pb
+from unified_cache.proto.wire import Call
 from unified_cache.service.access.fairness import AdmissionSlot, FairScheduler
 from unified_cache.service.access.usage import Bound, TenantUsage
 from unified_cache.service.limits import Limits
-from unified_cache.storage_backends.protocol import PageIO
+from unified_cache.storage_backends.protocol import PageIO, StoredObject
 from unified_cache.testing.storage_contract import label
 
 WAIT_S = 10.0
@@ -76,6 +81,15 @@ def test_a_tenant_with_a_quota_of_its_own_has_the_rest_as_every_tenant() -> None
     assert [settings.of(name).calls_max for name in ("acme", "beta", "other")] == [4, 2, 2]
 
 
+def test_pages_found_later_are_the_oldest_and_those_counted_already_stay_as_they_are() -> None:
+    usage = TenantUsage(quota(stored_bytes_max=3), 1_000, None)
+    usage.take("acme", pages(1, start=1))
+    assert usage.find("acme", [StoredObject(label(number), 1) for number in range(3)]) == []
+    assert usage.by_tenant() == {"acme": 3}
+    assert usage.find("acme", [StoredObject(label(3), 1)]) == labels([3])
+    assert usage.take("acme", pages(2, start=4)) == labels([0, 2])
+
+
 def test_bytes_given_back_never_make_more_room_than_the_cap() -> None:
     usage = TenantUsage(quota(stored_bytes_max=10), 1_000, None)
     usage.drop("acme", labels(range(100)))
@@ -108,6 +122,14 @@ def test_a_tenant_holds_at_most_its_calls_and_bytes_in_flight() -> None:
     scheduler.leave(second)
     assert not scheduler.hold(second, 1)
     assert set(scheduler.by_tenant()) == {"other"}
+
+
+@pytest.mark.threat("huge messages")
+def test_a_call_of_more_bytes_than_its_tenant_may_hold_is_refused() -> None:
+    with running(quota={"bytes_in_flight_max": 100}) as server, grpc.insecure_channel(server.address) as channel:
+        assert refusal(channel, Call.IDENTITIES, pb.IdentitiesRequest(after=bytes(32))) is None
+        with refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "as many bytes in flight as it may"):
+            called(channel, Call.IDENTITIES, pb.IdentitiesRequest(after=bytes(100)))
 
 
 @pytest.mark.threat("starving other tenants")

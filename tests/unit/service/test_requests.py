@@ -21,6 +21,7 @@ from unified_cache.core.seal import HEADER_BYTES, Label, seal_buffers
 from unified_cache.proto import service_pb2 as pb
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.proto.wire import Call, decoded, encoded
+from unified_cache.service.access.registry import FACTS_MAX, POOLS_MAX, TEXT_CHARS_MAX
 from unified_cache.service.limits import MESSAGE_BYTES_MAX, Limits
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.memory import MemoryStorage
@@ -139,6 +140,10 @@ def call_at(path: str) -> Send:
     return send
 
 
+def layout_of(*pools: PoolSpec) -> ModelLayout:
+    return ModelLayout(16, (Full(pools),))
+
+
 def in_every_call(*runs: pb.PageRun) -> list[Send]:
     """Name pages in each call that takes some."""
     return [
@@ -238,6 +243,14 @@ INVALID: dict[str, list[Send]] = {
         *(hello(changed(**{name: value})) for name, value in (("identity", bytes(32)), ("page_size", 0))),
         *(hello(changed(model=model)) for model in ("", "a\0")),
         *(hello(manifest_of(Identity(f"m{sign}"), LAYOUT)) for sign in CONTROLS),
+    ],
+    "a manifest of more than is kept": [
+        hello(manifest_of(Identity("m" * (TEXT_CHARS_MAX + 1)), LAYOUT)),
+        hello(
+            manifest_of(Identity("m", facts=tuple((f"{number:02}", "x") for number in range(FACTS_MAX + 1))), LAYOUT)
+        ),
+        hello(manifest_of(MODEL, layout_of(*(PoolSpec(f"pool_{number}", 1) for number in range(POOLS_MAX + 1))))),
+        hello(manifest_of(MODEL, layout_of(PoolSpec("kv", LIMITS.page_bytes_max + 1)))),
     ],
 }
 REFUSED: dict[grpc.StatusCode, dict[str, list[Send]]] = {
@@ -431,7 +444,7 @@ def test_a_put_whose_client_goes_leaves_nothing(server: ServerOverMemory, end: s
             wait_for(lambda: server.running.scheduler.in_flight_count == 1)
             call.cancel() if end == "cancelled" else wire.close()
         wait_for(lambda: server.running.scheduler.in_flight_count == 0)
-        assert call.done()
+        wait_for(call.done)
     wire.close()
 
 

@@ -4,7 +4,7 @@ import random
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from threading import Event, Thread
 
@@ -36,6 +36,7 @@ from unified_cache.service.access.callers import Caller, Refused
 from unified_cache.service.access.registry import Registry
 from unified_cache.service.access.usage import Bound, TenantUsage
 from unified_cache.service.limits import Limits
+from unified_cache.service.store import tenants
 from unified_cache.service.store.tenants import TenantStore
 from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.manifest import manifest_of, model_of_tenant, tenant_of
@@ -213,7 +214,19 @@ def test_a_store_without_a_catalog_is_said_to_be_uncounted_unless_it_began_empty
     running.stop()
 
 
-def test_a_store_that_cannot_be_listed_is_said_to_be_uncounted(tmp_path: Path) -> None:
+def test_an_identity_whose_manifest_cannot_be_read_is_said_to_be_uncounted(tmp_path: Path) -> None:
+    before = LoopbackServer.start(opened(StoreKind.FILE, tmp_path))
+    put_durable(tenant(before, "acme"), 0)
+    before.stop()
+    (manifest,) = tmp_path.glob("store/*/manifest.json")
+    manifest.write_text("spoiled")
+    notes = Notes()
+    with closing(TenantStore(opened(StoreKind.FILE, tmp_path), before.usage, notes)) as store:
+        store.count_stored(Event())
+        assert (notes.kinds, store.is_counted) == (["not_counted"], False)
+
+
+def test_a_store_that_cannot_be_listed_is_said_to_be_uncounted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     running = LoopbackServer.start(opened(StoreKind.FILE, tmp_path))
     notes = Notes()
     unlisted = ScriptedStorage(FileStorage.open(tmp_path / "store"))
@@ -225,6 +238,9 @@ def test_a_store_that_cannot_be_listed_is_said_to_be_uncounted(tmp_path: Path) -
     wait_for(lambda: notes.kinds == ["not_counted"])
     stop.set()
     counting.join()
+    monkeypatch.setattr(tenants, "RECOUNT_S", 0)
+    store.count_stored(Event())
+    assert notes.kinds == ["not_counted"] * (1 + tenants.COUNTS_MAX)
     assert not store.is_counted
     store.close()
     running.stop()

@@ -296,6 +296,7 @@ def test_lists_of_revocations_that_prove_nothing_are_refused_at_the_start(
         (authority.revoked() + foreign.revoked(), "list 2 of .* must be signed by an authority"),
         (same_name.revoked(), "must be signed by an authority"),
         (authority.revoked(hours=-1), "not over yet"),
+        (authority.revoked(is_delta=True), "must be a whole list"),
     ):
         (tmp_path / "crl.pem").write_bytes(content)
         with pytest.raises(ConfigError, match=reason), running(tls=revocable):
