@@ -115,8 +115,8 @@ class PageChecksum:
 
 def seal_buffers(buffers: Sequence[memoryview], label: Label, version: int = FORMAT_VERSION) -> None:
     """Write the header of a page into its buffers; the payload, all bytes after the header, is complete."""
-    if len(buffers) == 1:  # as most are
-        payload = buffers[0][HEADER_BYTES:]
+    if len(buffers) == 1 or (len(buffers) == 2 and len(buffers[0]) == HEADER_BYTES):  # as most are
+        payload = buffers[1] if len(buffers) == 2 else buffers[0][HEADER_BYTES:]
         buffers[0][:HEADER_BYTES] = header_of(label, len(payload), xxh3_64_intdigest(payload), version)
         return
     payloads = payload_of(buffers)
