@@ -48,9 +48,6 @@ RETRY_AFTER_MS = "1000"
 
 Buffers = tuple[memoryview, ...]
 
-_READS = (Answer.HIT, Answer.MISS, Answer.FLAWED, Answer.UNAVAILABLE)
-_PUTS = (Answer.STORED, Answer.DECLINED, Answer.UNAVAILABLE)
-
 _POOL = itemgetter(Label._fields.index("pool"))
 
 
@@ -130,7 +127,7 @@ class TenantStore:
         known = self._stored(labels)
         if known is not None and all(answer is Answer.UNAVAILABLE for answer in known):
             # Nothing could be removed to make room either: what is counted stays.
-            for pool, answer, count in _by_pool(labels, known, _PUTS):
+            for pool, answer, count in _by_pool(labels, known):
                 self._observer.pages_put(tenant, pool, answer, count)
             return known
         fresh = [label for label, there in zip(labels, known or [Answer.MISS] * len(labels), strict=True) if not there]
@@ -151,7 +148,7 @@ class TenantStore:
         self._remove_outgrown(late)
         self._say_declined(tenant, len(pages), len(unfit), list(answers.values()).count(Answer.DECLINED))
         answers.update((label, Answer.DECLINED) for label in (*unfit, *late))
-        for pool, answer, count in _by_pool(list(answers), list(answers.values()), _PUTS):
+        for pool, answer, count in _by_pool(answers, answers.values()):
             self._observer.pages_put(tenant, pool, answer, count)
         declined = [label for label in labels if not answers[label]]
         # One that the store has keeps its place there, also where it cannot be made durable. A put that failed may have
@@ -352,7 +349,7 @@ class TenantStore:
             self.usage.drop(tenant, [label for label, there in pairs if there is Answer.MISS])
 
     def _count(self, tenant: str, labels: Sequence[Label], answers: Sequence[Answer]) -> None:
-        for pool, answer, count in _by_pool(labels, answers, _READS):
+        for pool, answer, count in _by_pool(labels, answers):
             self._observer.pages_looked_up(tenant, pool, answer, count)
 
 
@@ -362,19 +359,10 @@ def named_page(buffers: Buffers, label: Label) -> Buffers:
     return (memoryview(relabelled(bytes(header), label)), *payload)
 
 
-def _by_pool(
-    labels: Sequence[Label], answers: Sequence[Answer], possible: Sequence[Answer]
-) -> Iterator[tuple[str, Answer, int]]:
+def _by_pool(labels: Iterable[Label], answers: Iterable[Answer]) -> Iterator[tuple[str, Answer, int]]:
     """Count answers by pool."""
-    pools = list(map(_POOL, labels))
-    left_count = len(pools)
-    for answer in possible:
-        if not left_count:
-            break
-        counts = Counter(compress(pools, [each is answer for each in answers]))
-        left_count -= counts.total()
-        for pool, count in counts.items():
-            yield pool, answer, count
+    for (pool, answer), count in Counter(zip(map(_POOL, labels), answers, strict=True)).items():
+        yield pool, answer, count
 
 
 def _refusal(error: StorageError) -> Refused:
