@@ -38,6 +38,7 @@ from unified_cache.service.limits import Limits
 from unified_cache.service.servicer import NamedRun, PageAssembler
 from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.manifest import manifest_of
+from unified_cache.storage_backends.protocol import Answer
 from unified_cache.storage_backends.wrappers.layer import Method
 
 CALLS = (Method.EXISTS, Method.GET, Method.PUT, Method.TOUCH, Method.SCAN)
@@ -116,6 +117,9 @@ def test_a_store_that_is_down_costs_misses_and_makes_puts_unavailable(store: Scr
     with refused(grpc.StatusCode.UNAVAILABLE, "the store does not answer"):
         wire.ask(Call.SCAN, pb.ScanRequest(identity=IDENTITY))
     store.before.clear()
+    store.answers[Method.EXISTS] = Answer.UNAVAILABLE
+    assert put(wire, 0) == b"\x00"
+    store.answers.clear()
     assert put(wire, 0) == b"\x02"
     assert put_durable(wire, 1) == b"\x02"
     kinds = {kind for kind, _ in running.notes.anomalies}

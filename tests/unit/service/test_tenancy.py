@@ -186,6 +186,20 @@ def test_pages_that_the_store_evicted_unnoticed_are_counted_until_they_are_the_o
 
 
 @pytest.mark.threat("filling the store")
+def test_pages_that_are_known_only_when_they_are_read_count_then_and_the_oldest_go() -> None:
+    backend = MemoryStorage()
+    before, after = LoopbackServer.start(backend), LoopbackServer.start(backend, stored_bytes_max=2 * OBJECT_BYTES)
+    put(tenant(before, "a"), *range(3))
+    wire = tenant(after, "a")
+    for number in range(3):
+        assert wire.get(pb.GetRequest(runs=[run(key(number), object_bytes=OBJECT_BYTES)]))
+    assert stored(wire, *range(3)) == [1, 2]
+    assert after.usage.evicted_count() == {("a", Bound.QUOTA): 1}
+    before.stop()
+    after.stop()
+
+
+@pytest.mark.threat("filling the store")
 @pytest.mark.parametrize("kind", StoreKind)
 def test_a_restart_counts_what_each_tenant_has_by_last_use(tmp_path: Path, kind: StoreKind) -> None:
     taken_bytes = kind.taken_bytes(OBJECT_BYTES)
