@@ -27,7 +27,6 @@ from benchmarks.machine import calibrate, machine
 from benchmarks.measure import Figure
 from benchmarks.mooncake import mooncake_figures
 from benchmarks.plan import FULL, QUICK, BenchmarkPlan, Effort
-from benchmarks.remote import remote_figures
 from benchmarks.report import FULL_RUN, BenchmarkRun, print_run, record, write_json
 from benchmarks.trees import lock_figures
 
@@ -40,7 +39,6 @@ SECTIONS: dict[str, Section] = {
     "depth": depth_figures,
     "guard": guard_figures,
     "coded": coded_figures,
-    "remote": remote_figures,
     "lmcache": lmcache_figures,
     "mooncake": mooncake_figures,
     "bucket": bucket_figures,

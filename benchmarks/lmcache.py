@@ -2,7 +2,7 @@
 
 Every store has a process of its own; they take turns. LMCache 0.5.6 runs in a Python of its own, which
 UNIFIED_CACHE_LMCACHE_PYTHON names (``pip install --no-deps lmcache==0.5.6``, torch, and what its imports ask for);
-without it the section says so and is skipped. Ratios are our rate by theirs: more is better.
+without it the section says so, and measures the service alone. Ratios are our rate by theirs: more is better.
 """
 
 import json
@@ -55,19 +55,21 @@ Turn = dict[str, float]
 
 
 def lmcache_figures(plan: BenchmarkPlan) -> Iterator[Figure]:
-    """Measure in directories that are gone afterwards; nothing where LMCache cannot run."""
-    if PYTHON not in os.environ:
+    """Measure in directories that are gone afterwards; where LMCache cannot run, the service beside bare gRPC alone."""
+    has_lmcache = PYTHON in os.environ
+    if not has_lmcache:
         sys.stderr.write(f"LMCache is not measured: {PYTHON} names no Python that has it\n")
-        return
     for kib, pages in SIZES:
         with _directory(plan) as place, ExitStack() as opened:
-            for rivals in RIVALS:
+            for rivals in RIVALS if has_lmcache else (RIVALS[-1]._replace(theirs=(BARE,)),):
                 stores = {
                     kind: opened.enter_context(StoreProcess(kind, Path(place) / kind, kib << 10, pages))
                     for kind in (*rivals.ours, *rivals.theirs)
                 }
                 size = f"{kib} KiB" if kib < 1024 else f"{kib >> 10} MiB"
                 yield from _rate_figures(size, _turns(stores, plan, pages), rivals)
+    if not has_lmcache:
+        return
     with _directory(plan) as place:
         kept = {kind: _kept_pages(kind, Path(place) / kind) for kind in (*OURS, *THEIRS)}
     for kind in OURS:

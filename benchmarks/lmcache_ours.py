@@ -9,6 +9,7 @@ from pathlib import Path
 import grpc
 from grpc.experimental import ChannelOptions
 
+from benchmarks.bare_grpc import BARE_GET, BARE_PUT, BareServicer
 from benchmarks.lmcache_child import (
     BATCH_PAGES,
     WAIT_S,
@@ -19,7 +20,6 @@ from benchmarks.lmcache_child import (
     serve,
     serve_beside,
 )
-from benchmarks.remote_server import BARE_GET, BARE_PUT, BareServicer
 from unified_cache import Full, Identity, ModelLayout, PoolSpec
 from unified_cache.core.seal import HEADER_BYTES, Label
 from unified_cache.integrations.engine_store import EnginePage, EngineStore
@@ -96,7 +96,7 @@ def opened(kind: str, root: str, page_bytes: int) -> PageStore:
     """Open a store in this process, or beside a server in a process of its own."""
     port = free_port()
     if kind == "bare":
-        command = [sys.executable, "-m", "benchmarks.remote_server", str(port)]
+        command = [sys.executable, "-m", "benchmarks.bare_grpc", str(port)]
         return BareCalls(page_bytes, serve_beside(command, port), port)
     if kind != "grpc":
         return OurStore(f"{kind}:{root}", page_bytes)
