@@ -13,6 +13,7 @@ from tests.support.operations import Stepped, engine, filled, over, serve, start
 from tests.support.store_calls import ScriptedStorage
 from unified_cache.cache.stats import LookupCounts
 from unified_cache.controller import NotStarted, TransferKind
+from unified_cache.core.config import WritePolicy
 from unified_cache.core.pool import Hits, Tier
 from unified_cache.observe.metrics import CacheCollector
 from unified_cache.storage_backends.memory import MemoryStorage
@@ -125,11 +126,18 @@ def test_several_caches_of_a_process_are_in_one_registry_each_under_its_name() -
     assert len({metric.name for metric in registry.collect()}) == len(list(registry.collect()))
 
 
-def test_a_closed_cache_can_still_be_scraped() -> None:
-    toy = engine()
+def test_a_closed_cache_can_still_be_scraped_with_what_it_lost() -> None:
+    store = ScriptedStorage()
+    store.failing = {Method.PUT}
+    toy = engine(store, write=WritePolicy.THROUGH)
+    serve(toy, 4)
+    toy.cache.wait_all(1)
     collector = CacheCollector(toy.cache)
     toy.cache.close()
     assert {metric.name for metric in collector.collect()} >= {"unified_cache_pages", "unified_cache_lookups"}
+    (backups,) = [metric for metric in collector.collect() if metric.name == "unified_cache_backup_pages"]
+    counts = {each.labels["outcome"]: each.value for each in backups.samples}
+    assert counts == {"arrived": 0, "already": 0, "lost_failed": 4 + 2}, "four pages, two of them within the window"
 
 
 def test_without_the_extra_the_error_names_it() -> None:
