@@ -23,6 +23,7 @@ from benchmarks.lmcache_child import (
 from unified_cache import Full, Identity, ModelLayout, PoolSpec
 from unified_cache.core.seal import HEADER_BYTES, Label
 from unified_cache.integrations.engine_store import EnginePage, EngineStore
+from unified_cache.storage_backends.remote.store import ONE_MESSAGE_PARTS
 
 
 class OurStore:
@@ -74,11 +75,12 @@ class BareCalls:
         self._put: grpc.StreamUnaryMultiCallable[bytes, bytes] = channel.stream_unary(BARE_PUT)
         self._get: grpc.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(BARE_GET)
         self._total_bytes = BATCH_PAGES * (HEADER_BYTES + page_bytes)
-        self._made = BareServicer().messages(self._total_bytes)
+        parts = BareServicer().messages(self._total_bytes)
+        self._sent = [b"".join(parts)] if len(parts) <= ONE_MESSAGE_PARTS else parts
         self._landing = memoryview(bytearray(self._total_bytes))
 
     def put(self, pages: Sequence[int]) -> None:
-        self._ask(self._made[0]) if len(self._made) == 1 else self._put(iter(self._made))
+        self._ask(self._sent[0]) if len(self._sent) == 1 else self._put(iter(self._sent))
 
     def get(self, pages: Sequence[int]) -> Found:
         start = 0

@@ -275,8 +275,8 @@ class EngineStore:
     def put(self, pages: Sequence[EnginePage], level: Level = Level.CACHED) -> list[Answer]:
         """Store pages as their rows hold them now; STORED where the page is in the store, or was.
 
-        A page that the store says it has is neither read nor made recent, but for a durable put, and the look-up is not
-        counted: nobody wanted it. A large call is made in ``PARTS_MAX`` parts at a time.
+        A page that the store says it has is neither read nor made recent, but for a durable put, or a small one to a
+        service; the look-up is not counted: nobody wanted it. A large call is made in ``PARTS_MAX`` parts at a time.
         """
         return self._moved(Method.PUT, pages, level)
 

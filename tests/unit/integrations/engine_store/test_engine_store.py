@@ -89,7 +89,10 @@ def test_calls_are_counted_by_method_and_answer(store: EngineStore) -> None:
     assert set(counts.seconds) == {Method.PUT, Method.EXISTS, Method.GET}
 
 
-def test_of_pages_that_a_store_has_some_of_only_the_others_are_copied_and_put(store: EngineStore) -> None:
+def test_of_pages_that_a_store_has_some_of_only_the_others_are_copied_and_put(
+    store: EngineStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calls_module, "UNASKED_BYTES_MAX", 0)
     store.put(EngineRows.holding([1, 4, 5]).pages([1, 4, 5]))
     before = store.counts()
     others = EngineRows(7)  # zeros: what is there already is not read, and stays as it is

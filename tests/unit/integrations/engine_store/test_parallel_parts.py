@@ -61,6 +61,18 @@ def test_a_large_call_to_a_store_that_returns_by_itself_is_on_no_thread_but_its_
         assert not backend.begun.acquire(blocking=False)
 
 
+def test_a_put_of_a_mib_to_a_service_is_one_call_and_of_a_larger_one_only_what_it_lacks_is_sent() -> None:
+    rows = [bytearray(PART_BYTES_MIN) for _ in range(2)]
+    backend = PausedParts(is_bounded=True)
+    backend.claims["exists_costs_io"] = True
+    with opened(backend, rows[:1]) as store:
+        assert backend.calls[-1:] == [Method.PUT]
+        assert Method.EXISTS not in backend.calls
+        assert store.put(pages_of(rows)) == [Answer.STORED] * 2
+    assert backend.calls[-3:-1] == [Method.EXISTS, Method.PUT]
+    assert backend.offered == [page.label for page in pages_of(rows)]
+
+
 @pytest.mark.parametrize("is_started", [False, True], ids=["waited for", "started"])
 def test_a_large_call_has_as_many_parts_in_the_store_at_a_time_as_it_may(*, is_started: bool) -> None:
     rows = [bytearray(b"%d" % number) * PART_BYTES_MIN for number in range(4)]
