@@ -1,6 +1,5 @@
 """LRU order and byte count of stored objects, and the choice of those to evict."""
 
-import itertools
 import math
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Collection, Container, Iterable, Sequence
@@ -60,10 +59,6 @@ class StoreLru:
                 unknown.append(label)
         return unknown
 
-    def oldest(self, count: int) -> list[Label]:
-        """Return the least recently used objects, by their labels."""
-        return list(itertools.islice(self._objects, count))
-
     def forget(self, label: Label) -> int:
         """Drop an object; return the bytes it had, 0 if it was not known."""
         object_bytes = self._objects.pop(label, None)
@@ -71,11 +66,6 @@ class StoreLru:
             return 0
         self.bytes_used -= self.taken_bytes(object_bytes)
         return object_bytes
-
-    def replace(self, objects: Iterable[StoredObject]) -> None:
-        """Know these objects from now on and no others, the last one as the most recent."""
-        self._objects = OrderedDict(objects)
-        self.bytes_used = sum(map(self.taken_bytes, self._objects.values()))
 
     def victims(self, needed_bytes: int, keep: Container[Label]) -> tuple[list[StoredObject], int]:
         """Name the ``least_recent`` that make room for ``needed_bytes``, and the bytes still short after that."""

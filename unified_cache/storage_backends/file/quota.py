@@ -2,14 +2,13 @@
 
 import os
 from collections import Counter
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from functools import partial
+from functools import lru_cache, partial
 from itertools import islice
 from threading import Lock
 
 from unified_cache.core.seal import Label
-from unified_cache.storage_backends.common.lru import StoreLru
 from unified_cache.storage_backends.directory.disk import (
     block_bytes,
     in_blocks,
@@ -20,7 +19,8 @@ from unified_cache.storage_backends.directory.disk import (
 )
 from unified_cache.storage_backends.directory.front import SPARE_BYTES, Stamps, space_text
 from unified_cache.storage_backends.directory.root import StoreRoot, identities_in
-from unified_cache.storage_backends.file.page_reader import ListedObject, objects_in, path_of, unlink_object
+from unified_cache.storage_backends.file.index import FileIndex, IndexedObject
+from unified_cache.storage_backends.file.page_reader import objects_in, path_of, unlink_object
 from unified_cache.storage_backends.protocol import PageIO, StoredObject, page_bytes
 from unified_cache.storage_backends.removals import RemovalBuffer
 
@@ -32,6 +32,9 @@ LOW_SHARE = 8
 
 LISTED_MIN = 16
 """Objects that each put at least lists while a sweep is under way: 0.3 ms."""
+
+LISTED_MAX = 4096
+"""Objects of a listing that are kept one by one, before they are entered in the index."""
 
 INODES_SPARE = 64
 """Files that an eviction for want of inodes makes room for beyond the batch: directories, manifests, a restart."""
@@ -75,11 +78,15 @@ class OpenCounter:
 class _Sweep:
     """A listing of the whole store, under way."""
 
-    def __init__(self, root: StoreRoot, changes: dict[Label, int | None]) -> None:
-        """Take the changes of this process that the directories may not show yet: pages on their way."""
+    def __init__(self, root: StoreRoot, index: FileIndex, changes: dict[Label, int | None]) -> None:
+        """Take the changes of this process that the directories may not show yet: pages on their way.
+
+        ``index`` is an empty one.
+        """
         self.changes = changes
         """What this process has stored and removed since the listing began, by object; None for a removal."""
-        self.found: list[ListedObject] = []
+        self.index = index
+        """What was listed."""
         self._rest = (
             known
             for identity in identities_in(root.disk, root.fd)
@@ -88,9 +95,14 @@ class _Sweep:
 
     def go_on(self, count: int | None) -> bool:
         """List so many objects more, None for all; False at the end. After an OSError it is of no use."""
-        before = len(self.found)
-        self.found += islice(self._rest, count)
-        return count is not None and len(self.found) - before == count
+        while count is None or count > 0:
+            wanted_count = LISTED_MAX if count is None else min(count, LISTED_MAX)
+            found = list(islice(self._rest, wanted_count))
+            self.index.add_listed(found)
+            if len(found) < wanted_count:
+                return False
+            count = None if count is None else count - wanted_count
+        return True
 
 
 class FileQuota:
@@ -131,9 +143,9 @@ class FileQuota:
         What other processes removed is reported once a sweep of this one has missed it; without a cap there is none.
         """
         self._root = root
-        self.taken_bytes = partial(in_blocks, block_bytes(root.disk, root.fd))
+        self.taken_bytes = lru_cache(maxsize=64)(partial(in_blocks, block_bytes(root.disk, root.fd)))
         """What an object of a length takes of the file system."""
-        self._lru = StoreLru(bytes_max, self.taken_bytes)
+        self._index = FileIndex(self.taken_bytes)
         self._is_counting = bytes_max is not None
         """Whether this process counts what it stores and removes."""
         self._is_known = False
@@ -165,10 +177,10 @@ class FileQuota:
         self._open_counter.look()
         with self._guard:
             self._is_counting = True
-            self._sweep = sweep = _Sweep(self._root, {each.label: each.object_bytes for each in self._under_way})
+            self._sweep = sweep = self._new_sweep()
         sweep.go_on(None)
         self._end(sweep)
-        self._stamps.outrun(max((known.mtime_ns for known in sweep.found), default=0))
+        self._stamps.outrun(self._index.newest_use)
         self._is_known = True
 
     def bytes_used(self) -> int:
@@ -181,7 +193,9 @@ class FileQuota:
         """Grant room to the first of ``fresh``, evicting none of the batch; return those. ``end_grant`` ends each."""
         if self._restored_count != self._root.restored_count:
             self._begin_again()
-        granted = [each for each in fresh if self.bytes_max is None or self._taken([each]) <= self.bytes_max]
+        granted = [
+            each for each in fresh if self.bytes_max is None or self.taken_bytes(each.object_bytes) <= self.bytes_max
+        ]
         reason = self._make_space(granted, batch) or f"they exceed the cap of {self.bytes_max} bytes"
         if self._is_counting:
             self._go_on_sweeping(self._taken(granted))
@@ -200,11 +214,13 @@ class FileQuota:
         if self._is_counting:
             with self._guard:
                 self._end_under_way((*named, *dropped))
-                self._uncount_gone(gone)
-                self._count_there([each.label for each in named if each.label not in self._lru])
-                victims, _ = self._lru.victims(0, ())
-                self._forget(victim.label for victim in victims)
-        self._evict(victims)
+                if gone:
+                    self._uncount_gone(gone)
+                self._count_there([each.label for each in named])
+                chosen, _ = self._victims(0, ())
+                victims = self._take_out(chosen) if chosen else []
+        if victims:
+            self._evict(victims)
         self.removed.record(gone)
 
     def evict_for_fault(self, batch: Sequence[PageIO]) -> bool:
@@ -220,18 +236,19 @@ class FileQuota:
         if not self._is_counting:
             return
         with self._guard:
-            unknown = self._lru.touch(reversed(labels))
-        if unknown:
+            found = self._index.touch(labels)
+        if not all(found):
+            unknown = [label for label, each in zip(labels, found, strict=True) if each is None]
             # What a process knew that is alone, and knows no more, may be gone since the page was read.
             known = {} if self._open_counter.is_alone else {page.label: page_bytes(page) for page in pages}
             for label in unknown:
                 with self._guard:
-                    if label in known:
-                        self._add([StoredObject(label, known[label])])
-                    else:
+                    if label not in known:
                         self._count_there((label,))
+                    elif self._index.find_all((label,)) == [None]:
+                        self._add([StoredObject(label, known[label])])
             with self._guard:
-                self._lru.touch(reversed(labels))
+                self._index.touch(labels)
 
     def remove(self, labels: Sequence[Label]) -> int:
         """Remove objects; return how many there were, and raise OSError for the first that cannot be removed."""
@@ -246,27 +263,39 @@ class FileQuota:
 
     def _evict_for(self, granted: list[StoredObject], batch: Sequence[PageIO]) -> bool:
         """Evict for what is granted, and take out of it what finds no room; False, and all out, where that fails."""
-        keep = frozenset(page.label for page in batch)
         with self._guard:
-            self._lru.touch(page.label for page in reversed(batch))
-            victims = self._choose_victims(granted, keep)
+            keep = self._index.touch([page.label for page in batch])
+            chosen = self._choose_victims(granted, keep)
+            if any(keep):
+                self._forget([each.label for each in granted])  # of another length, or its file is gone
             self._add(granted)
             self._under_way.update(granted)
             self._unswept_bytes += self._taken(granted)
-            self._forget(victim.label for victim in victims)
-        _, stuck_count = self._evict(victims)
+            victims, last_birth = self._take_out(chosen), self._index.last_birth
+        _, stuck_count = self._evict(victims, last_birth) if victims else (0, 0)
         if not stuck_count:
             return True
         with self._guard:
-            self._forget(each.label for each in granted)
+            self._forget([each.label for each in granted])
             self._end_under_way(granted)
         granted.clear()
         return False
 
-    def _choose_victims(self, granted: list[StoredObject], keep: Container[Label]) -> list[StoredObject]:
+    def _victims(self, needed_bytes: int, keep: Sequence[IndexedObject | None]) -> tuple[list[IndexedObject], int]:
+        """Name the least recent objects that make room for so many bytes, and the bytes still short after that."""
+        if self.bytes_max is None:
+            return [], 0
+        short_bytes = self._index.bytes_used + needed_bytes - self.bytes_max
+        if short_bytes <= 0:
+            return [], 0
+        if needed_bytes > self.bytes_max:
+            return [], needed_bytes - self.bytes_max
+        return self._index.least_recent(short_bytes, keep)
+
+    def _choose_victims(self, granted: list[StoredObject], keep: Sequence[IndexedObject | None]) -> list[IndexedObject]:
         """Name victims for what is granted; take out of it what finds no room."""
         while True:
-            victims, short_bytes = self._lru.victims(self._taken(granted), keep)
+            victims, short_bytes = self._victims(self._taken(granted), keep)
             if not short_bytes or not granted:
                 return victims
             while short_bytes > 0 and granted:
@@ -281,7 +310,7 @@ class FileQuota:
         keep = frozenset(page.label for page in batch)
         is_over = not self._know()
         while granted and short_bytes > 0:
-            if is_over or (short_bytes > self._lru.bytes_used and not self._list_again()):
+            if is_over or (short_bytes > self._index.bytes_used and not self._list_again()):
                 short_bytes -= self._taken([granted.pop()])
                 continue
             before_bytes, is_evicted = short_bytes, self._evict_oldest(short_bytes, keep)
@@ -298,9 +327,9 @@ class FileQuota:
         """Remove the least recent objects of so many bytes, ``count_min`` at least; return whether there were any."""
         while self._know():
             with self._guard:
-                unnamed = keep.union(each.label for each in self._under_way)
-                victims, _ = self._lru.least_recent(short_bytes, unnamed, count_min)
-                self._forget(victim.label for victim in victims)
+                unnamed = self._index.find_all([*keep, *(each.label for each in self._under_way)])
+                chosen, _ = self._index.least_recent(short_bytes, unnamed, count_min)
+                victims = self._take_out(chosen)
             removed_count, stuck_count = self._evict(victims)
             if removed_count:
                 return True
@@ -318,7 +347,7 @@ class FileQuota:
 
     def _list_again(self) -> bool:
         """List the store where most that was known is gone, and others may have stored more; return whether it was."""
-        if self._lru.bytes_used >= self._listed_bytes:
+        if self._index.bytes_used >= self._listed_bytes:
             return False
         with self._sweep_guard, suppress(OSError):
             if not self._open_counter.look():
@@ -329,8 +358,11 @@ class FileQuota:
     def _taken(self, objects: Iterable[StoredObject]) -> int:
         return sum([self.taken_bytes(each.object_bytes) for each in objects])
 
-    def _evict(self, victims: Sequence[StoredObject]) -> tuple[int, int]:
-        """Remove what is counted no more; count again what cannot be removed. Return how many went and how many not."""
+    def _evict(self, victims: Sequence[StoredObject], last_birth: int = -1) -> tuple[int, int]:
+        """Remove what is counted no more; count again what cannot be removed. Return how many went and how many not.
+
+        Where no other object was added since the one of ``last_birth``, no victim is counted again.
+        """
         removed_count = 0
         stuck: list[StoredObject] = []
         for victim in victims:
@@ -340,8 +372,11 @@ class FileQuota:
                 stuck.append(victim)
         with self._guard:
             self.evicted_count += len(victims) - len(stuck)
-            self._add(stuck)
-            self._uncount_gone([victim.label for victim in victims if victim not in stuck])
+            if last_birth != self._index.last_birth or self._sweep is not None:
+                self._uncount_gone([victim.label for victim in victims if victim not in stuck])
+            if stuck:
+                found = self._index.find_all([victim.label for victim in stuck])
+                self._add([victim for victim, there in zip(stuck, found, strict=True) if not there])
         self.removed.record(victim.label for victim in victims if victim not in stuck)
         return removed_count, len(stuck)
 
@@ -359,7 +394,7 @@ class FileQuota:
                 return
             # Twice as fast as what is known would need: others may have stored as much again.
             share = 2 * coming_bytes / max(1, self._sweep_bytes)
-            if not sweep.go_on(None if must_end else LISTED_MIN + int(share * len(self._lru))):
+            if not sweep.go_on(None if must_end else LISTED_MIN + int(share * len(self._index))):
                 self._end(sweep)
         except OSError:
             # What cannot be listed now may be at the next put, from the beginning.
@@ -387,64 +422,80 @@ class FileQuota:
         with self._guard:
             self._unswept_bytes = 0
             if not is_alone:
-                self._sweep = _Sweep(self._root, {each.label: each.object_bytes for each in self._under_way})
+                self._sweep = self._new_sweep()
 
     def _end(self, sweep: _Sweep) -> None:
         """Know what was listed and what this process did meanwhile; evict what exceeds the cap."""
         unwritten = self._stamps.unwritten()
-        sweep.found.sort(key=lambda known: max(known.mtime_ns, unwritten.get(known.label, 0)))
-        found = [StoredObject(known.label, known.object_bytes) for known in sweep.found]
+        sweep.index.use_later(unwritten)
         with self._guard:
-            gone = set(self._lru.oldest(len(self._lru))) if self.removed.has_subscribers else set()
-            self._lru.replace(found)
+            known, self._index = self._index, sweep.index
             for label, object_bytes in sweep.changes.items():
-                if object_bytes is None:
-                    self._lru.forget(label)
-                else:
-                    self._lru.add(label, object_bytes)
-            gone = {label for label in gone if label not in self._lru}
+                self._index.take_out(self._index.find_all((label,)))
+                if object_bytes is not None:
+                    self._index.add((StoredObject(label, object_bytes),))
+            gone: list[Label] = []
+            if self.removed.has_subscribers:
+                before = list(known.labels())
+                gone = [label for label, found in zip(before, self._index.find_all(before), strict=True) if not found]
             self._sweep = None
-            self._sweep_bytes = (self.bytes_max or self._lru.bytes_used) // SWEEP_SHARE
+            self._sweep_bytes = (self.bytes_max or self._index.bytes_used) // SWEEP_SHARE
             victims: list[StoredObject] = []
-            if self.bytes_max is not None and self._lru.bytes_used > self.bytes_max:
-                short_bytes = self._lru.bytes_used - self.bytes_max
+            if self.bytes_max is not None and self._index.bytes_used > self.bytes_max:
+                short_bytes = self._index.bytes_used - self.bytes_max
                 below_bytes = 0 if self._open_counter.is_alone else self.bytes_max // LOW_SHARE
-                keep = {each.label for each in self._under_way}
-                victims, _ = self._lru.least_recent(short_bytes + below_bytes, keep)
-                self._forget(victim.label for victim in victims)
-            self._listed_bytes = self._lru.bytes_used
+                keep = self._index.find_all([each.label for each in self._under_way])
+                victims = self._take_out(self._index.least_recent(short_bytes + below_bytes, keep)[0])
+            self._listed_bytes = self._index.bytes_used
         self.removed.record(gone)
         self._evict(victims)
 
     def _add(self, objects: Sequence[StoredObject]) -> None:
         """Count objects, the first one as the most recent. The caller holds the guard."""
-        for label, object_bytes in reversed(objects):
-            self._lru.add(label, object_bytes)
-            if self._sweep is not None:
+        self._index.add(objects)
+        if self._sweep is not None:
+            for label, object_bytes in reversed(objects):
                 self._sweep.changes.pop(label, None)
                 self._sweep.changes[label] = object_bytes
 
+    def _new_sweep(self) -> _Sweep:
+        return _Sweep(
+            self._root, FileIndex(self.taken_bytes), {each.label: each.object_bytes for each in self._under_way}
+        )
+
     def _end_under_way(self, objects: Sequence[StoredObject]) -> None:
-        self._under_way.subtract(objects)
-        self._under_way = +self._under_way
+        for each in objects:
+            left_count = self._under_way.pop(each, 0) - 1
+            if left_count > 0:
+                self._under_way[each] = left_count
 
-    def _forget(self, labels: Iterable[Label]) -> None:
+    def _forget(self, labels: Sequence[Label]) -> None:
         """Count objects no more. The caller holds the guard."""
-        for label in labels:
-            self._lru.forget(label)
-            if self._sweep is not None:
-                self._sweep.changes[label] = None
+        self._take_out(self._index.find_all(labels))
+        if self._sweep is not None:
+            self._sweep.changes.update(dict.fromkeys(labels))
 
-    def _count_there(self, labels: Iterable[Label]) -> None:
+    def _take_out(self, found: Iterable[IndexedObject | None]) -> list[StoredObject]:
+        """Count known objects no more, and return them. The caller holds the guard."""
+        objects = self._index.take_out(found)
+        if self._sweep is not None:
+            self._sweep.changes.update({each.label: None for each in objects})
+        return objects
+
+    def _count_there(self, labels: Sequence[Label]) -> None:
         """Count what has a file, and is not counted. The caller holds the guard."""
-        for label in labels:
-            object_bytes = None if label in self._lru else self._object_size(label)
+        found = self._index.find_all(labels)
+        for label in () if all(found) else [label for label, each in zip(labels, found, strict=True) if not each]:
+            object_bytes = self._object_size(label)
             if object_bytes is not None:
                 self._add([StoredObject(label, object_bytes)])
 
-    def _uncount_gone(self, labels: Iterable[Label]) -> None:
+    def _uncount_gone(self, labels: Sequence[Label]) -> None:
         """Count no more what has no file; a put of it that is under way counts it again. The caller holds the guard."""
-        self._forget([label for label in labels if label not in self._lru or self._object_size(label) is None])
+        found = self._index.find_all(labels)
+        if any(found) or self._sweep is not None:
+            known = dict(zip(labels, found, strict=True))
+            self._forget([label for label in labels if not known[label] or self._object_size(label) is None])
 
     def _object_size(self, label: Label) -> int | None:
         """Return the bytes of the file that has an object's name; None where there is none, or that cannot be seen."""

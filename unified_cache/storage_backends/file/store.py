@@ -109,7 +109,7 @@ class FileStorage(FilePages, DirectoryStorage):
     ) -> "FileStorage":
         """Open the store in ``path``, made with mode 0700 if absent; evict what exceeds the cap.
 
-        With a cap it lists every object, and keeps some 400 bytes of memory for each; without one only once the file
+        With a cap it lists every object, and keeps 60 bytes of memory for each; without one only once the file
         system is short. A put leaves ``free_bytes_min`` free on the file system, or evicts for it, or is declined.
         ``clock`` gives nanoseconds; without ``records_reads`` a page that is read is none that is used. ``new_writer``
         gives a name that no other process uses. Where there is no room to enter, the least recent objects go first.

@@ -12,8 +12,8 @@ import numpy as np
 from unified_cache.core.seal import HEADER_BYTES, Label, may_be_coded
 from unified_cache.storage_backends.common.lru import ScansUnderWay
 from unified_cache.storage_backends.common.names import check_label
-from unified_cache.storage_backends.packed.records import PageRecords, Records
-from unified_cache.storage_backends.packed.segment import Segment, SegmentKey, SegmentSlot, Table, taken_bytes
+from unified_cache.storage_backends.directory.records import PageRecords, Records, Table
+from unified_cache.storage_backends.packed.segment import Segment, SegmentKey, SegmentSlot, taken_bytes
 from unified_cache.storage_backends.protocol import Answer, PageIO, Scan, StoredObject, page_bytes
 from unified_cache.storage_backends.removals import RemovalBuffer
 
@@ -64,7 +64,7 @@ class PageIndex:
         self.bytes_used = 0
         """What pages take, those too that are being written."""
         self.evicted_count = 0
-        self._records = PageRecords(seed)
+        self._records: PageRecords[Segment] = PageRecords(seed, taken_bytes)
         self._writing: dict[Label, int] = {}
         """Lengths of pages that have room and no slot yet, the first to have got it first."""
         self._unreadable: dict[Label, list[SegmentSlot]] = {}

@@ -23,11 +23,11 @@ from unified_cache.storage_backends.directory.disk import (
     opened,
 )
 from unified_cache.storage_backends.directory.front import ReadOnlyStore
+from unified_cache.storage_backends.directory.records import PageSlot, Table
 from unified_cache.storage_backends.directory.root import NOT_A_FILE, UNREADABLE, StoreFormat
 from unified_cache.storage_backends.packed.segment import (
     Segment,
     SegmentSlot,
-    Table,
     contents_of,
     parse_file_name,
     taken_bytes,
@@ -131,7 +131,7 @@ class _Listing:
                 label = Label(self._identity, key, segment.key.pool)
                 if stamps.get(label, -1) < stamp:
                     stamps[label] = stamp
-                    slots[label] = SegmentSlot(segment, number)
+                    slots[label] = PageSlot(segment, number)
         return slots
 
 

@@ -9,19 +9,19 @@ import os
 import re
 import struct
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache, partial
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from threading import Lock
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from xxhash import xxh3_64_intdigest
 
 from unified_cache.core.page import PAGE_KEY_BYTES, PageKey
 from unified_cache.core.seal import PageChecksum
 from unified_cache.storage_backends.directory.disk import Disk, close_quietly, distrust, read_at, write_at
 from unified_cache.storage_backends.directory.page_reads import DirectReads, Place
+from unified_cache.storage_backends.directory.records import KEY_WORDS, PageSlot, Table, key_hashes
 from unified_cache.storage_backends.protocol import Contents, UsedBetween
 
 FILE_BYTES = 4 << 30
@@ -42,14 +42,6 @@ _STAMP = struct.Struct("<Q")
 _STAMP_OFFSET = _ENTRY.size - _STAMP.size
 ENTRY_BYTES = _ENTRY.size
 """Of the line that names a page in the table of its file."""
-
-KEY_WORDS = PAGE_KEY_BYTES // 8
-
-_LENGTH_TERM = np.uint64(PAGE_KEY_BYTES * 0x9E3779B185EBCA87 & ((1 << 64) - 1))
-_SECRET = np.array([0xBE4BA423396CFEB8, 0x1CAD21F72C81017C, 0xDB979083E96DD4DE, 0x1F67B3B7A4A44072], np.uint64)
-"""First words of the secret of XXH3."""
-_HASHES_AT_ONCE = 4096
-"""So that what is between lies in the processor's caches: 15 ns a key, 150 of a million at once."""
 
 _FREE = bytes(ENTRY_BYTES)
 _NAME = re.compile(r"([a-z0-9][a-z0-9_]{0,31})\.([0-9]{1,15})\.([0-9]{1,9})\.pack")
@@ -105,41 +97,6 @@ class TableEntry(NamedTuple):
     stamp: int
 
 
-class Table(NamedTuple):
-    """The lines of a table that prove themselves, by columns."""
-
-    slots: npt.NDArray[np.int64]
-    keys: npt.NDArray[np.uint64]
-    """A row of ``KEY_WORDS`` for each."""
-    stamps: npt.NDArray[np.uint64]
-
-
-def key_hashes(keys: npt.NDArray[np.uint64], seeds: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """Return ``xxh3_64_intdigest`` of many keys, each with its seed, as xxHash 0.8 computes it of 32 bytes."""
-    hashes = np.empty(len(seeds), np.uint64)
-    for start in range(0, len(seeds), _HASHES_AT_ONCE):
-        some = slice(start, start + _HASHES_AT_ONCE)
-        first, second, third, fourth = np.ascontiguousarray(keys[some].T)
-        total = _folded_product(first ^ (seeds[some] + _SECRET[0]), second ^ (_SECRET[1] - seeds[some]))
-        total += _folded_product(third ^ (seeds[some] + _SECRET[2]), fourth ^ (_SECRET[3] - seeds[some]))
-        total += _LENGTH_TERM
-        total ^= total >> np.uint64(37)
-        total *= np.uint64(0x165667919E3779F9)
-        hashes[some] = total ^ (total >> np.uint64(32))
-    return hashes
-
-
-def _folded_product(one: npt.NDArray[np.uint64], other: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """Return the lower half of products of 128 bits, xor the upper half."""
-    half, low = np.uint64(32), np.uint64(0xFFFFFFFF)
-    one_low, one_high, other_low, other_high = one & low, one >> half, other & low, other >> half
-    cross = one_low * other_high
-    middle = (one_low * other_low >> half) + (cross & low) + one_high * other_low
-    # The sum of a product of two halves and two numbers below 2**32 fits into a word.
-    folded: npt.NDArray[np.uint64] = (one * other) ^ (one_high * other_high + (cross >> half) + (middle >> half))
-    return folded
-
-
 class Segment:
     """An open file. Its descriptor is closed when the last thread that uses it lets it go, or by ``close``.
 
@@ -160,9 +117,9 @@ class Segment:
         """Whether a sync can be believed: no sync has failed, and the file has its name."""
         self.key = key
         self.object_bytes = key.object_bytes
+        self.records_count = key.slots_count
         self.number = number
         self.records_start = 0
-        """First of its records, as ``PageRecords`` says."""
 
     def read(self, slot: int, buffers: Sequence[memoryview], checksum: PageChecksum | None = None) -> bool:
         """Fill buffers of ``object_bytes`` in all with a page; False where the file ends before it does."""
@@ -279,18 +236,7 @@ class Segment:
             done += count
 
 
-class SegmentSlot(NamedTuple):
-    """Slot of one page."""
-
-    segment: Segment
-    number: int
-    record: int = 0
-    """Of the page in it, where it was looked up, and a number that no other page has, see ``PageRecords``."""
-    birth: int = 0
-
-
-new_slot: Callable[[tuple[Segment, int, int, int]], SegmentSlot] = partial(tuple.__new__, SegmentSlot)
-"""Makes a slot of its fields in two thirds of the time, which is a fifth of a look-up."""
+SegmentSlot = PageSlot[Segment]
 
 
 class PlacedSlots:

@@ -21,14 +21,13 @@ from unified_cache.storage_backends.directory.disk import (
     close_quietly,
     is_distrusted,
 )
+from unified_cache.storage_backends.directory.records import PageSlot, Table, new_slot
 from unified_cache.storage_backends.directory.root import NOT_A_FILE, UNREADABLE, StoreRoot, identities_in
 from unified_cache.storage_backends.packed.segment import (
     Segment,
     SegmentKey,
     SegmentSlot,
-    Table,
     by_segment,
-    new_slot,
     parse_file_name,
 )
 
@@ -127,7 +126,7 @@ class FreeSlots:
     def take_idle(self, kept_count: int = 0) -> list[SegmentSlot]:
         """Take free slots that take room, but the next so many; each comes back by ``give_emptied``, or by ``give``."""
         places = sorted(self._idle)
-        taken = [SegmentSlot(self._segments[place // _PLACES], place % _PLACES) for place in places[kept_count:]]
+        taken = [PageSlot(self._segments[place // _PLACES], place % _PLACES) for place in places[kept_count:]]
         self._idle = places[:kept_count]
         for slot in taken:
             self._free_count[slot.segment.number] -= 1

@@ -16,7 +16,8 @@ from tests.support.files import hits, put
 from tests.unit.storage_backends.packed.conftest import TAKEN_BYTES, opened, slots
 from unified_cache.core.seal import Label
 from unified_cache.storage_backends.common.lru import ScansUnderWay, StoreLru
-from unified_cache.storage_backends.packed.segment import SegmentKey, key_hashes, taken_bytes
+from unified_cache.storage_backends.directory.records import key_hashes
+from unified_cache.storage_backends.packed.segment import SegmentKey, taken_bytes
 from unified_cache.storage_backends.protocol import NAMES_MAX, Answer, Level, PageIO
 from unified_cache.testing.storage_contract import PAGE_BYTES, label, listing, sealed_page
 
@@ -29,8 +30,8 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make everything that grows, is sorted by parts or is bounded do so among a few hundred pages."""
     monkeypatch.setattr("unified_cache.storage_backends.packed.segment.SLOTS_MAX", 16)
     for name, value in {"RECORDS_MIN": 512, "HEADS_MIN": 16, "QUEUE_MIN": 8, "RECENT_MAX": 20, "VECTOR_MIN": 6}.items():
-        monkeypatch.setattr(f"unified_cache.storage_backends.packed.records.{name}", value)
-    monkeypatch.setattr("unified_cache.storage_backends.packed.records._SAMPLE", 100)
+        monkeypatch.setattr(f"unified_cache.storage_backends.directory.records.{name}", value)
+    monkeypatch.setattr("unified_cache.storage_backends.directory.records._SAMPLE", 100)
 
 
 def test_hashes_of_many_keys_are_those_of_xxhash() -> None:
@@ -46,7 +47,7 @@ def test_a_page_is_not_that_of_another_pool_with_its_key_and_its_hash(
     vector_min: int, monkeypatch: pytest.MonkeyPatch, root: Path
 ) -> None:
     for name, value in {"HEADS_MIN": 1, "VECTOR_MIN": vector_min}.items():
-        monkeypatch.setattr(f"unified_cache.storage_backends.packed.records.{name}", value)
+        monkeypatch.setattr(f"unified_cache.storage_backends.directory.records.{name}", value)
     with closing(opened(root)) as storage:
         storage.put([sealed_page(label(1, "state"))], Level.CACHED)
         storage.remove([label(1, "state")])

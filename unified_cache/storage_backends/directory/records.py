@@ -1,13 +1,15 @@
-"""Records of the pages in a packed store: flat arrays, a hash table over them, and their order of use.
+"""Records of the pages in a store: flat arrays, a hash table over them, and their order of use.
 
-Each segment with pages has a range of records, one for each slot: the key, the time of use, the birth, and the next
-record of the same hash. A page costs 48 bytes, and 4 to 8 more for the heads of the chains; a slot that was never used
-costs nothing, since nobody touches its memory.
+Each file of a packed store, and each shelf of a file store, has a range of records while it has pages, one for each
+slot: the key, the time of use, the birth, and the next record of the same hash. A page costs 48 bytes, and 4 to 8 more
+for the heads of the chains; a slot that was never used costs nothing, since nobody touches its memory.
 """
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
+from functools import partial
 from heapq import nsmallest
 from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -16,15 +18,14 @@ from xxhash import xxh3_64_intdigest
 from unified_cache.core.page import PAGE_KEY_BYTES, PageKey
 from unified_cache.core.seal import Label
 from unified_cache.storage_backends.directory.front import STAMP_MAX_NS
-from unified_cache.storage_backends.packed.segment import (
-    KEY_WORDS,
-    Segment,
-    SegmentSlot,
-    Table,
-    key_hashes,
-    new_slot,
-    taken_bytes,
-)
+
+KEY_WORDS = PAGE_KEY_BYTES // 8
+
+_LENGTH_TERM = np.uint64(PAGE_KEY_BYTES * 0x9E3779B185EBCA87 & ((1 << 64) - 1))
+_SECRET = np.array([0xBE4BA423396CFEB8, 0x1CAD21F72C81017C, 0xDB979083E96DD4DE, 0x1F67B3B7A4A44072], np.uint64)
+"""First words of the secret of XXH3."""
+_HASHES_AT_ONCE = 4096
+"""So that what is between lies in the processor's caches: 15 ns a key, 150 of a million at once."""
 
 Records = npt.NDArray[np.uint32]
 
@@ -61,20 +62,95 @@ _ITEMS_BYTES = (PAGE_KEY_BYTES, 8, 4, 4)
 """Key, time of use, birth, next record."""
 
 
-class PageRecords:
+class RecordRange(Protocol):
+    """Owner of a range of records: pages of one identity, pool and length."""
+
+    records_start: int
+    """The first of them, which ``PageRecords`` says."""
+
+    @property
+    def key(self) -> tuple[bytes, str, int]:
+        """Identity, pool and length of an object."""
+
+    @property
+    def object_bytes(self) -> int:
+        """The length."""
+
+    @property
+    def records_count(self) -> int:
+        """Pages at most."""
+
+
+RangeT = TypeVar("RangeT", bound=RecordRange)
+
+
+class PageSlot(NamedTuple, Generic[RangeT]):
+    """Slot of one page."""
+
+    segment: RangeT
+    number: int
+    record: int = 0
+    """Of the page in it, where it was looked up, and a number that no other page has, see ``PageRecords``."""
+    birth: int = 0
+
+
+new_slot = partial(tuple.__new__, PageSlot)
+"""Makes a slot of its fields in two thirds of the time, which is a fifth of a look-up."""
+
+
+class Table(NamedTuple):
+    """The lines of a table that prove themselves, by columns."""
+
+    slots: npt.NDArray[np.int64]
+    keys: npt.NDArray[np.uint64]
+    """A row of ``KEY_WORDS`` for each."""
+    stamps: npt.NDArray[np.uint64]
+
+
+def key_hashes(keys: npt.NDArray[np.uint64], seeds: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """Return ``xxh3_64_intdigest`` of many keys, each with its seed, as xxHash 0.8 computes it of 32 bytes."""
+    hashes = np.empty(len(seeds), np.uint64)
+    for start in range(0, len(seeds), _HASHES_AT_ONCE):
+        some = slice(start, start + _HASHES_AT_ONCE)
+        first, second, third, fourth = np.ascontiguousarray(keys[some].T)
+        total = _folded_product(first ^ (seeds[some] + _SECRET[0]), second ^ (_SECRET[1] - seeds[some]))
+        total += _folded_product(third ^ (seeds[some] + _SECRET[2]), fourth ^ (_SECRET[3] - seeds[some]))
+        total += _LENGTH_TERM
+        total ^= total >> np.uint64(37)
+        total *= np.uint64(0x165667919E3779F9)
+        hashes[some] = total ^ (total >> np.uint64(32))
+    return hashes
+
+
+def _folded_product(one: npt.NDArray[np.uint64], other: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """Return the lower half of products of 128 bits, xor the upper half."""
+    half, low = np.uint64(32), np.uint64(0xFFFFFFFF)
+    one_low, one_high, other_low, other_high = one & low, one >> half, other & low, other >> half
+    cross = one_low * other_high
+    middle = (one_low * other_low >> half) + (cross & low) + one_high * other_low
+    # The sum of a product of two halves and two numbers below 2**32 fits into a word.
+    folded: npt.NDArray[np.uint64] = (one * other) ^ (one_high * other_high + (cross >> half) + (middle >> half))
+    return folded
+
+
+class PageRecords(Generic[RangeT]):
     """Labels, slots and order of use of pages. Bookkeeping only; not thread-safe."""
 
-    def __init__(self, seed: int) -> None:
-        """``seed`` is secret: a client chooses its keys, and must not choose their hashes."""
+    def __init__(self, seed: int, taken_bytes: Callable[[int], int]) -> None:
+        """``seed`` is secret: a client chooses its keys, and must not choose their hashes.
+
+        ``taken_bytes`` says what a page of a length takes of the cap.
+        """
         self._seed = seed
+        self._taken_bytes = taken_bytes
         self._seeds: dict[tuple[bytes, str], int] = {}
         """Of identities and pools that have pages."""
-        self._segments: list[Segment | None] = [None]
+        self._segments: list[RangeT | None] = [None]
         """Of each range of records."""
         self._idle_starts: dict[int, list[int]] = {}
         """Ranges of segments that have no page any more, by their length."""
-        self._live_count: dict[Segment, int] = {}
-        self._recent: dict[Label, SegmentSlot] = {}
+        self._live_count: dict[RangeT, int] = {}
+        self._recent: dict[Label, PageSlot[RangeT]] = {}
         """Slots of pages that were looked up lately, for speed alone; one of another birth than its record is stale."""
         self._recent_left_count = 0
         """Pages that had been taken out when there were none: while no more have, no slot is stale."""
@@ -98,18 +174,21 @@ class PageRecords:
         """Of the hashes of a range's identity and pool."""
         self._allot(RECORDS_MIN)
 
-    def segments(self) -> list[Segment]:
+    def segments(self) -> list[RangeT]:
         """Return the segments that have pages."""
         return list(self._live_count)
 
-    def find(self, label: Label) -> SegmentSlot | None:
+    def find(self, label: Label) -> PageSlot[RangeT] | None:
         """Return the slot of a page, None if it is not there."""
         return self.find_all((label,))[0]
 
-    def find_all(self, labels: Sequence[Label]) -> list[SegmentSlot | None]:
+    def find_all(self, labels: Sequence[Label]) -> list[PageSlot[RangeT] | None]:
         """Return the slot of each page, None where it is not there."""
         recent = self._recent
-        slots = self._recent_slots(labels)
+        slots = [*map(recent.get, labels)]
+        if self.left_count != self._recent_left_count:
+            births_at = self._births_at
+            slots = [None if slot is None or births_at[slot.record] != slot.birth else slot for slot in slots]
         if all(slots):
             return slots
         if len(slots) >= VECTOR_MIN:
@@ -128,7 +207,7 @@ class PageRecords:
                     start = record * PAGE_KEY_BYTES
                     if key_bytes[start : start + PAGE_KEY_BYTES] == key and seeds_at[record // RANGE] == seed:
                         if len(recent) >= RECENT_MAX:
-                            self._clear_recent()
+                            self.clear_recent()
                         slots[number] = recent[labels[number]] = self.slot_of(record)
                         break
                     record = next_at[record]
@@ -140,11 +219,11 @@ class PageRecords:
 
     def have(self, labels: Sequence[Label]) -> list[bool]:
         """Return whether each page is there."""
-        slots = self._recent_slots(labels)
-        others = [number for number, slot in enumerate(slots) if slot is None]
-        if len(others) < VECTOR_MIN:
+        if len(labels) < VECTOR_MIN:
             return [slot is not None for slot in self.find_all(labels)]
-        have = [slot is not None for slot in slots]
+        births_at, slots = self._births_at, [*map(self._recent.get, labels)]
+        have = [slot is not None and births_at[slot.record] == slot.birth for slot in slots]
+        others = [number for number, is_there in enumerate(have) if not is_there]
         for number, record in zip(others, self._records_of([labels[number] for number in others]), strict=True):
             have[number] = record != 0
         return have
@@ -154,12 +233,12 @@ class PageRecords:
         identity, pool, _ = self._segment_of(record).key
         return Label(identity, self._key_of(record), pool)
 
-    def slot_of(self, record: int) -> SegmentSlot:
+    def slot_of(self, record: int) -> PageSlot[RangeT]:
         """Return the slot of a page."""
         segment = self._segment_of(record)
         return new_slot((segment, record - segment.records_start, record, self._births_at[record]))
 
-    def is_there(self, slot: SegmentSlot) -> bool:
+    def is_there(self, slot: PageSlot[RangeT]) -> bool:
         """Return whether a slot still has the page that it had when it was looked up."""
         return self._births_at[slot.record] == slot.birth
 
@@ -176,7 +255,7 @@ class PageRecords:
         self._last_use += count
         return self._last_use
 
-    def use(self, slots: Sequence[SegmentSlot | None], latest: int) -> None:
+    def use(self, slots: Sequence[PageSlot[RangeT] | None], latest: int) -> None:
         """Make pages recent, the first one at ``latest``, each other one before."""
         uses_at, births_at = self._uses_at, self._births_at
         for number in range(len(slots) - 1, -1, -1):
@@ -184,14 +263,19 @@ class PageRecords:
             if slot is not None and births_at[slot.record] == slot.birth:
                 uses_at[slot.record] = latest - number
 
-    def enter(self, pages: Sequence[tuple[Label, SegmentSlot, int]]) -> None:
+    def clear_recent(self) -> None:
+        """Keep no slots of pages that were looked up lately."""
+        self._recent.clear()
+        self._recent_left_count = self.left_count
+
+    def enter(self, pages: Sequence[tuple[Label, PageSlot[RangeT], int]]) -> None:
         """Add pages that are not there, in slots that no page has, each with its time of use."""
         while self.count + len(pages) > len(self._heads):
             self._clear_heads(2 * len(self._heads))  # what follows takes 0.6 s at ten million
             for segment in self._live_count:
                 self._link(*self._hashed(self.records_of(segment)))
         if len(self._recent) + len(pages) > RECENT_MAX:
-            self._clear_recent()
+            self.clear_recent()
         live_count, heads_at, mask, birth = self._live_count, self._heads_at, self._mask, self.last_birth
         for label, slot, use in pages:
             segment, number = slot.segment, slot.number
@@ -212,10 +296,11 @@ class PageRecords:
         self.last_birth = birth
         self.count += len(pages)
 
-    def leave(self, slot: SegmentSlot) -> None:
-        """Take a page out."""
+    def leave(self, slot: PageSlot[RangeT]) -> PageKey:
+        """Take a page out; return its key."""
         segment, _, record, _ = slot
-        head = xxh3_64_intdigest(self._key_of(record), self._seeds_at[record // RANGE]) & self._mask
+        key = self._memory[0][record * PAGE_KEY_BYTES : (record + 1) * PAGE_KEY_BYTES]
+        head = xxh3_64_intdigest(key, self._seeds_at[record // RANGE]) & self._mask
         before, after = self._heads_at[head], self._next_at[record]
         if before == record:
             self._heads_at[head] = after
@@ -229,8 +314,9 @@ class PageRecords:
         if not left:
             self._detach(segment)
         self.left_count += 1
+        return key
 
-    def fill(self, tables: Iterable[tuple[Segment, Table]]) -> list[SegmentSlot]:
+    def fill(self, tables: Iterable[tuple[RangeT, Table]]) -> list[PageSlot[RangeT]]:
         """Enter the pages of tables; return slots of second copies: of a page the one that was used last counts."""
         for segment, (slots, keys, stamps) in tables:
             if len(slots):
@@ -254,16 +340,17 @@ class PageRecords:
 
     def taken_bytes(self) -> int:
         """Return what all pages take."""
-        return sum(taken_bytes(each.object_bytes) * count for each, count in self._live_count.items())
+        return sum(self._taken_bytes(each.object_bytes) * count for each, count in self._live_count.items())
 
-    def oldest(self, short_bytes: int, keep: Container[int]) -> tuple[list[SegmentSlot], int]:
-        """Name the least recent pages that take so many bytes, no record in ``keep``; and what is short after all.
+    def oldest(self, short_bytes: int, keep: Container[int], count_min: int = 0) -> tuple[list[PageSlot[RangeT]], int]:
+        """Name the least recent pages that take so many bytes, ``count_min`` at least, no record in ``keep``.
 
+        Return what is short after all, too.
         The caller takes them out, unless they are too few.
         """
-        named: list[SegmentSlot] = []
+        named: list[PageSlot[RangeT]] = []
         is_passed_over = False
-        while short_bytes > 0:
+        while short_bytes > 0 or len(named) < count_min:
             place = self._queue_start
             if place == len(self._queue):
                 if not self._fill_queue():
@@ -277,41 +364,29 @@ class PageRecords:
                 is_passed_over = True
                 continue
             named.append(self.slot_of(record))
-            short_bytes -= taken_bytes(named[-1].segment.object_bytes)
-        if is_passed_over or short_bytes > 0:
+            short_bytes -= self._taken_bytes(named[-1].segment.object_bytes)
+        if is_passed_over or short_bytes > 0 or len(named) < count_min:
             self._forget_queue()
         return named, max(short_bytes, 0)
 
-    def in_small_files(self, count: int, kept: Container[Segment]) -> list[SegmentSlot]:
+    def in_small_files(self, count: int, kept: Container[RangeT]) -> list[PageSlot[RangeT]]:
         """Name the pages in so many files, those that have the fewest, of no file in ``kept``."""
         others = [segment for segment in self._live_count if segment not in kept]
         small = nsmallest(count, others, key=self._live_count.__getitem__)
         return [self.slot_of(record) for segment in small for record in self.records_of(segment).tolist()]
 
-    def records_of(self, segment: Segment) -> Records:
+    def records_of(self, segment: RangeT) -> Records:
         """Return the records of the pages in a file."""
         if segment not in self._live_count:
             return np.zeros(0, np.uint32)
         start = segment.records_start
-        live = np.flatnonzero(self._uses[start : start + segment.key.slots_count])
+        live = np.flatnonzero(self._uses[start : start + segment.records_count])
         return (live + start).astype(np.uint32)
 
     def first_bytes(self, records: Records) -> npt.NDArray[np.uint64]:
         """Return the first byte of each key."""
         first: npt.NDArray[np.uint64] = self._keys[records, 0] & np.uint64(0xFF)
         return first
-
-    def _recent_slots(self, labels: Sequence[Label]) -> list[SegmentSlot | None]:
-        """Return the slot of each page that was looked up lately, None of others."""
-        slots = [*map(self._recent.get, labels)]
-        if self.left_count != self._recent_left_count:
-            births_at = self._births_at
-            return [None if slot is None or births_at[slot.record] != slot.birth else slot for slot in slots]
-        return slots
-
-    def _clear_recent(self) -> None:
-        self._recent.clear()
-        self._recent_left_count = self.left_count
 
     def _records_of(self, labels: Sequence[Label]) -> Sequence[int]:
         """Return the record of each page, 0 where it is not there."""
@@ -324,7 +399,7 @@ class PageRecords:
         found: list[int] = self._find_words(words, seeds, key_hashes(words, seeds)).tolist()
         return found
 
-    def _segment_of(self, record: int) -> Segment:
+    def _segment_of(self, record: int) -> RangeT:
         found = self._segments[record // RANGE]
         assert found is not None
         return found
@@ -332,13 +407,13 @@ class PageRecords:
     def _key_of(self, record: int) -> PageKey:
         return self._memory[0][record * PAGE_KEY_BYTES : (record + 1) * PAGE_KEY_BYTES]
 
-    def _attach(self, segment: Segment) -> int:
+    def _attach(self, segment: RangeT) -> int:
         """Give a segment records; return the first."""
         identity, pool, _ = segment.key
         seed = self._seeds.get((identity, pool))
         if seed is None:
             seed = self._seeds[identity, pool] = xxh3_64_intdigest(identity + pool.encode(), self._seed) or 1
-        ranges_count = -(-segment.key.slots_count // RANGE)
+        ranges_count = -(-segment.records_count // RANGE)
         idle = self._idle_starts.get(ranges_count)
         if idle:
             start = idle.pop()
@@ -354,13 +429,13 @@ class PageRecords:
         segment.records_start = start
         return start
 
-    def _detach(self, segment: Segment) -> None:
+    def _detach(self, segment: RangeT) -> None:
         del self._live_count[segment]
         identity, pool, _ = segment.key
-        if not any(each.key.pool == pool and each.key.identity == identity for each in self._live_count):
+        if not any(each.key[:2] == (identity, pool) for each in self._live_count):
             del self._seeds[identity, pool]
-        self._clear_recent()  # so that nobody refers to the file any more
-        first, ranges_count = segment.records_start // RANGE, -(-segment.key.slots_count // RANGE)
+        self.clear_recent()  # so that nobody refers to the file any more
+        first, ranges_count = segment.records_start // RANGE, -(-segment.records_count // RANGE)
         self._segments[first : first + ranges_count] = [None] * ranges_count
         self._idle_starts.setdefault(ranges_count, []).append(segment.records_start)
 
@@ -388,10 +463,10 @@ class PageRecords:
         self._heads_at = self._heads.data
         self._mask = heads_count - 1
 
-    def _take_copies(self, repeated: npt.NDArray[np.uint64]) -> list[SegmentSlot]:
+    def _take_copies(self, repeated: npt.NDArray[np.uint64]) -> list[PageSlot[RangeT]]:
         """Take out the copies among the pages of these hashes, all but the one used last; return their slots."""
-        latest: dict[Label, SegmentSlot] = {}
-        copies: list[SegmentSlot] = []
+        latest: dict[Label, PageSlot[RangeT]] = {}
+        copies: list[PageSlot[RangeT]] = []
         for segment in self.segments() if len(repeated) else ():
             records, hashes = self._hashed(self.records_of(segment))
             for record in records[np.isin(hashes, repeated)].tolist():
