@@ -52,7 +52,7 @@ class Connection:
     def __init__(self, channel: grpc.Channel) -> None:
         self.channel = channel
         self.unary: dict[Call, grpc.UnaryUnaryMultiCallable[bytes, bytes]] = {
-            call: channel.unary_unary(call.path) for call in Call if call is not Call.GET
+            call: channel.unary_unary(call.path) for call in Call
         }
         self.get: grpc.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(Call.GET.path)
         self.put: grpc.StreamUnaryMultiCallable[bytes, bytes] = channel.stream_unary(Call.PUT.path)
@@ -189,6 +189,18 @@ class Server:
             return parsed(kind, self.ask(call, message)())
         except (grpc.RpcError, InputError) as error:
             raise storage_error(error, call, self) from error
+
+    def get(self, request: bytes, timeout_s: float, *, is_one: bool, is_only: bool) -> Iterator[bytes]:
+        """Begin a get; return the messages of its answer, where it ``is_one`` by a call of one message each way.
+
+        That is the same on the wire, and takes a tenth less of the time of a get of a MiB than a stream of one message.
+        Waiting for a message may raise ``grpc.RpcError``.
+        """
+        if is_one:
+            answer = self.ask(Call.GET, request, timeout_s, is_only=is_only)
+            return (answer() for _ in range(1))
+        connection, metadata = self.next_connection()
+        return connection.get(request, timeout_s, metadata)
 
     def put(self, messages: Iterator[bytes] | bytes, timeout_s: float, *, is_only: bool) -> Callable[[], bytes]:
         """Begin a put, which sends a stream, or one message; return what waits for its answer.

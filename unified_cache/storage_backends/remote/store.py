@@ -223,9 +223,9 @@ class RemoteStorage(Store):
 
             def exchange(batch: ServerBatch) -> Exchange:
                 chosen = [pages[number] for number in batch.numbers]
-                request = pb.GetRequest(runs=sized_runs(chosen))
-                connection, metadata = batch.server.next_connection()
-                parts = connection.get(request.SerializeToString(), batch.time.timeout_s(), metadata)
+                request = pb.GetRequest(runs=sized_runs(chosen)).SerializeToString()
+                is_one = sum(map(page_bytes, chosen)) <= _part_bytes(batch.server)
+                parts = batch.server.get(request, batch.time.timeout_s(), is_one=is_one, is_only=batch.is_only)
                 yield
                 reader = ScatterReader(chosen)
                 try:
