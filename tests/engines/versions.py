@@ -66,9 +66,9 @@ class SuiteOutcome:
 
 
 def pins_of(engine: str) -> frozenset[str]:
-    """Return the tests of an engine that fail and are to."""
-    path = PEERS / f"{engine}_pins.txt"
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    """Return the tests that fail and are to, under every version of an engine and under this one."""
+    paths = (PEERS / f"{name}_pins.txt" for name in (engine.partition("-")[0], engine))
+    lines = [line for path in paths if path.exists() for line in path.read_text(encoding="utf-8").splitlines()]
     return frozenset(line.partition("|")[0].strip() for line in lines if not line.startswith("#"))
 
 
@@ -87,7 +87,7 @@ def run(engine: str, check: str, command: Sequence[str], variables: dict[str, st
     outcomes = {f"{case.get('classname')}::{case.get('name')}": {part.tag for part in case} for case in cases}
     wrong = [name for name, tags in outcomes.items() if tags & {"failure", "error"}]
     skipped = tuple(part.get("message", "") for case in cases for part in case.iter("skipped"))
-    pins = pins_of(engine.partition("-")[0])
+    pins = pins_of(engine)
     pinned = tuple(name for name in wrong if re.sub(r"\[.*", "", name.rpartition("::")[2]) in pins)
     failed = tuple(name for name in wrong if name not in pinned)
     return SuiteOutcome(engine, check, len(cases) - len(wrong) - len(skipped), failed, pinned, skipped)

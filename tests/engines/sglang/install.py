@@ -5,6 +5,7 @@ UNIFIED_CACHE_SGLANG_HOME       directory of both; ~/.cache/unified-cache/sglang
 """
 
 import os
+import re
 import subprocess
 import sys
 import venv
@@ -19,9 +20,6 @@ VARIABLE = "UNIFIED_CACHE_SGLANG_HOME"
 
 REQUIREMENTS = Path(__file__).with_name("requirements.txt")
 """What SGLang's caches import on a CPU, and what this library needs beside."""
-
-TRANSFORMERS = "transformers==5.19.0"
-"""As SGLang 0.5.23 pins it; its caches do without, and what reads configurations does not."""
 
 
 @dataclass(frozen=True)
@@ -83,11 +81,14 @@ def install() -> Installation:
 
 
 def install_transformers(found: Installation) -> Path:
-    """Return a directory with transformers, apart from the environment, whose caches are imported without it."""
-    place = found.root / TRANSFORMERS
+    """Return a directory with the transformers that SGLang pins; its caches are imported without it."""
+    (metadata,) = found.wheel.glob("sglang-*.dist-info/METADATA")
+    pinned = re.search(r"^Requires-Dist: (transformers==[\w.]+)", metadata.read_text(encoding="utf-8"), re.MULTILINE)
+    assert pinned, f"{metadata} pins no transformers"
+    place = found.root / pinned[1]
     if not place.is_dir():
         with TemporaryDirectory(dir=found.root) as fresh:
-            _run(str(found.python), "-m", "pip", "install", "-q", "--target", f"{fresh}/packages", TRANSFORMERS)
+            _run(str(found.python), "-m", "pip", "install", "-q", "--target", f"{fresh}/packages", pinned[1])
             Path(fresh, "packages").rename(place)
     return place
 
