@@ -339,6 +339,14 @@ def test_sizes_by_hand_are_those_of_a_configuration() -> None:
         ("zamba2", {"n_mamba_heads": 8}, "layers_block_type must be a list with the kind of each layer"),
         ("cohere2_moe", {"first_k_dense_replace": 9}, "first_k_dense_replace must be at most num_hidden_layers 8"),
         ("hy_v4", {**LATENT, "layer_types": ["full_attention"] * 8}, "layer_types must hold nothing but"),
+        ("jamba", {**JAMBA, "attn_layer_offset": 4}, "must be less than attn_layer_period 4"),
+        (
+            "exaone4",
+            {"sliding_window": 64, "sliding_window_pattern": "LLXG"},
+            "or a text of the letters L and G",
+        ),
+        ("zamba2", {"num_attention_heads": 7}, "hidden_size must be a multiple of half of num_attention_heads 7"),
+        ("bamba", {**MAMBA_2, "mamba_n_heads": 7}, "mamba_n_heads must be a divisor of"),
     ],
 )
 def test_a_list_that_makes_no_sense_is_refused_by_its_name(

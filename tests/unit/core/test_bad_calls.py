@@ -15,7 +15,7 @@ from unified_cache.cache.cache import UnifiedCache
 from unified_cache.components import Full, RecurrentState, SlidingWindow
 from unified_cache.controller import InlineWorkers, NotStarted
 from unified_cache.controller.memory import DevicePool, PageMemory
-from unified_cache.core.config import CacheConfig, EvictionConfig, EvictionPolicy, Prefetching, Retention
+from unified_cache.core.config import CacheConfig, EvictionConfig, EvictionPolicy, GuardConfig, Prefetching, Retention
 from unified_cache.core.errors import (
     CacheError,
     ConfigError,
@@ -323,6 +323,21 @@ def test_to_a_host_that_has_no_pages_no_backup_is_taken_and_no_load_is_started()
     assert toy.cache.load(prompt) is NotStarted.NO_HOST
     assert toy.cache.stats() == before
     toy.cache.release(lock)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: CacheConfig((4,), (0,), dirty_share=1.5), r"dirty_share must be in \(0, 1\], found 1.5"),
+        (lambda: CacheConfig((4,), (0,), duplicates_every=-1), "duplicates_every must not be negative, found -1"),
+        (lambda: GuardConfig(deadline_s=math.inf), "deadline_s must be positive and finite, found inf"),
+        (lambda: GuardConfig(retry_rounds_max=10**6), "retry_rounds_max must be at most"),
+        (lambda: GuardConfig(breaker_pause_s=9.0), "breaker_pause_s must be at most breaker_pause_s_max"),
+    ],
+)
+def test_a_configuration_that_makes_no_sense_is_refused(make: Callable[[], object], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        make()
 
 
 def test_a_model_by_name_and_a_store_by_url_are_opened() -> None:

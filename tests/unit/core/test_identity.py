@@ -362,6 +362,14 @@ REFUSED: tuple[tuple[str, Callable[[], object]], ...] = (
         ),
     ),
     (
+        "page_bytes must not be negative, found -1",
+        lambda: PoolSpec("kv", -1),
+    ),
+    (
+        "pool names must differ",
+        lambda: ModelLayout(4, (Full((KV,)), Component("swa", 2, (KV,)))),
+    ),
+    (
         "swa must say which pages a resume needs",
         lambda: ModelLayout(64, (Full((KV,)), Component("swa", SPAN_UNKNOWN, (SWA,)))).check_resumable(),
     ),
