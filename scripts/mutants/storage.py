@@ -8,6 +8,14 @@ CALLS_TESTS = ("tests/unit/storage_backends/test_bounded_calls.py",)
 CODED_TESTS = ("tests/unit/storage_backends/wrappers/test_encrypted.py", "tests/e2e/test_coded_stores.py")
 """What must catch a mistake in whose key is used, and for how long."""
 
+MOONCAKE_TESTS = ("tests/unit/storage_backends/mooncake/test_storage.py",)
+REPLICAS_TESTS = ("tests/e2e/test_mooncake_placement.py",)
+LEADER_TESTS = (
+    "tests/e2e/test_mooncake_faults.py::"
+    "test_another_master_leads_with_all_pages_and_where_none_can_an_error_says_why_in_time",
+)
+"""What must catch a mistake about a cluster that may lose any machine."""
+
 STORAGE_MUTANTS = [
     Mutant(
         "what tensors hold of a page is left out of the digest",
@@ -274,5 +282,54 @@ STORAGE_MUTANTS = [
         "                foreign.append(place)\n",
         "                pass\n",
         tests=("tests/unit/storage_backends/file/test_storage.py",),
+    ),
+    Mutant(
+        "two replicas of a page go to one node",
+        "storage_backends/mooncake/endpoints.py",
+        "chosen.append(nodes.pop(at))",
+        "chosen.append(nodes[at])",
+        MOONCAKE_TESTS,
+    ),
+    Mutant(
+        "the first member of etcd alone is asked which master leads",
+        "storage_backends/mooncake/leader.py",
+        "for member in members:",
+        "for member in members[:1]:",
+        MOONCAKE_TESTS,
+    ),
+    Mutant(
+        "the cap of a cluster counts one replica",
+        "storage_backends/mooncake/store.py",
+        "capacity_bytes and capacity_bytes // address.replicas",
+        "capacity_bytes",
+        REPLICAS_TESTS,
+    ),
+    Mutant(
+        "a page is not read from its other node",
+        "storage_backends/mooncake/client.py",
+        "found[0].size, tuple(others))",
+        "found[0].size)",
+        REPLICAS_TESTS,
+    ),
+    Mutant(
+        "a page that lost a replica gets no other",
+        "storage_backends/mooncake/client.py",
+        "if self._engine is not None:\n            self._copy(",
+        "if False:\n            self._copy(",
+        REPLICAS_TESTS,
+    ),
+    Mutant(
+        "a manifest is put on the nodes of pages alone, though one of them is dead",
+        "storage_backends/mooncake/store.py",
+        "(tuple(nodes[:replicas]), *((node,) for node in nodes))",
+        "(tuple(nodes[:replicas]),)",
+        LEADER_TESTS,
+    ),
+    Mutant(
+        "pages are put again before masters agree that the first put has failed",
+        "storage_backends/mooncake/store.py",
+        "self._sleep(REVOKED_PAUSE_S if self._client.address.etcd else 0)",
+        "self._sleep(0)",
+        LEADER_TESTS,
     ),
 ]

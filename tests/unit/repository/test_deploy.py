@@ -14,7 +14,7 @@ from jsonschema import Draft202012Validator
 
 from scripts.release import LISTS
 from tests.sources import ROOT
-from tests.support.mooncake_needed import needs_mooncake
+from tests.support.mooncake_needed import needs_etcd, needs_mooncake
 from tests.support.service_settings import service_settings
 from unified_cache.cli.main import run
 from unified_cache.storage_backends.mooncake.native import usable_wheel
@@ -165,6 +165,11 @@ def mooncake_commands() -> Iterator[list[str]]:
         text = path.read_text(encoding="utf-8").replace("\\\n", " ")
         for line in re.findall(rf"^(?:ExecStart={INSTALLED}|\$ (?:for .* do )?)(mooncake_\w+ .*)$", text, re.MULTILINE):
             yield line.split()
+    yield from (command for command in commands_in_pods() if command[0] != "etcd")
+
+
+def commands_in_pods() -> Iterator[list[str]]:
+    """Yield every command of a container that names its program."""
     for _, pod in pods():
         for container in containers_of(pod):
             command, arguments = container.get("command", ()), container["args"]
@@ -172,6 +177,13 @@ def mooncake_commands() -> Iterator[list[str]]:
             assert isinstance(arguments, list)
             if command:
                 yield [*command, *arguments]
+
+
+@needs_etcd
+def test_etcd_has_the_flags_that_it_is_given() -> None:
+    (command,) = (each for each in commands_in_pods() if each[0] == "etcd")
+    told = subprocess.run(["etcd", "--help"], check=True, capture_output=True, text=True, timeout=60).stdout
+    assert {word.partition("=")[0] for word in command[1:]} <= set(re.findall(r"^ +(--[\w-]+)", told, re.MULTILINE))
 
 
 @needs_mooncake

@@ -233,6 +233,8 @@ class MooncakeClient:
         for start in range(0, len(present), AGED_OBJECTS):
             with self._in_flight:
                 found = self._store.batch_get_replica_desc(present[start : start + AGED_OBJECTS])
+            if not found:
+                probe_master(*self.address.leader())  # the library gives no reason, and would wait again for the rest
             yield from ((name, replicas) for name, replicas in found.items() if replicas)
 
     def _copy(self, names: Sequence[str]) -> None:
@@ -253,6 +255,8 @@ class MooncakeClient:
             for name in fresh:
                 node = random.choice(nodes)  # noqa: S311 -- not secret
                 _, code = self._store.create_copy_task(name, [node])
+                if code in _LOST:
+                    break  # each of the others would wait as long for the next leader
                 if code == ResultCode.INVALID and len(nodes) > 1:
                     nodes.remove(node)  # it has gone since it was listed, which the library logs each time
 

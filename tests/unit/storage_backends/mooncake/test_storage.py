@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from itertools import permutations
 from threading import Thread
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
 import pytest
@@ -18,6 +19,7 @@ from tests.support.clock import ManualClock
 from unified_cache.core.errors import ClosedError, ConfigError, StateError, StorageError
 from unified_cache.storage_backends.mooncake.address import MooncakeAddress, address_of_url, check_resolves, source_host
 from unified_cache.storage_backends.mooncake.client import (
+    AGED_OBJECTS,
     BATCH_BYTES,
     BATCH_OBJECTS,
     MasterAdmin,
@@ -38,9 +40,11 @@ from unified_cache.storage_backends.mooncake.endpoints import (
     ReplicaLocation,
 )
 from unified_cache.storage_backends.mooncake.leader import leader_of
+from unified_cache.storage_backends.mooncake.native import ResultCode
 from unified_cache.storage_backends.url import open_storage
 
 if TYPE_CHECKING:
+    from mooncake.engine import TransferEngine
     from mooncake.store import MooncakeDistributedStore
 
 PORT_OF_NOBODY = 1
@@ -260,6 +264,46 @@ def test_no_call_of_the_library_begins_once_the_process_ends_nor_in_a_process_th
     client.end()
     with pytest.raises(ClosedError, match="as the process ends"):
         client.exist(["a"])
+    assert library.asked_count == 1
+
+
+class LeaderlessLibrary(Library):
+    """The library while nobody leads: it waits for seconds before it says so of a copy."""
+
+    def batch_get_replica_desc(self, keys: list[str]) -> dict[str, list[object]]:
+        place = SimpleNamespace(transport_endpoint="node", size=1)
+        memory = SimpleNamespace(buffer_descriptor=place)
+        return {
+            key: [SimpleNamespace(is_memory_replica=lambda: True, get_memory_descriptor=lambda: memory)] for key in keys
+        }
+
+    def create_copy_task(self, key: str, targets: list[str]) -> tuple[tuple[int, int], int]:
+        self.asked_count += 1
+        return (0, 0), ResultCode.RPC_FAILED
+
+
+class SilentLibrary(Library):
+    """The library while nobody leads: it waits for seconds, and then knows nothing of any page."""
+
+    def batch_get_replica_desc(self, keys: list[str]) -> dict[str, list[object]]:
+        self.asked_count += 1
+        return {}
+
+
+def test_while_nobody_leads_one_copy_is_asked_for_and_not_one_of_each_page() -> None:
+    library = LeaderlessLibrary()
+    address = MooncakeAddress("127.0.0.1", PORT_OF_NOBODY, replicas=2)
+    client = MooncakeClient(cast("MooncakeDistributedStore", library), address, cast("TransferEngine", object()))
+    client.choice = NodeChoice(NodeLister("node", "other"), client.endpoints)
+    assert client.locations_of(["a", "b", "c"]).keys() == {"a", "b", "c"}
+    assert library.asked_count == 1
+
+
+def test_a_look_up_of_many_pages_ends_with_the_first_answer_of_which_the_master_gave_nothing() -> None:
+    library = SilentLibrary()
+    client = MooncakeClient(cast("MooncakeDistributedStore", library), MooncakeAddress("127.0.0.1", PORT_OF_NOBODY))
+    with pytest.raises(StorageError, match="no Mooncake master answers"):
+        client.locations_of([f"{number}" for number in range(4 * AGED_OBJECTS)])
     assert library.asked_count == 1
 
 
