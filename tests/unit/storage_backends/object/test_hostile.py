@@ -25,6 +25,7 @@ from tests.support.hostile_bucket import (
 )
 from unified_cache.core.config import GuardConfig
 from unified_cache.core.errors import ConfigError, StorageError, StorageTimeoutError
+from unified_cache.core.pool import Identity
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.object import client
 from unified_cache.storage_backends.object import store as object_store
@@ -244,6 +245,18 @@ def test_a_bucket_that_lacks_what_a_store_needs_is_refused_when_it_is_opened_and
     ):
         storage.register(manifest_of(MODEL, LAYOUT), {})
     assert not refused.value.retryable
+
+
+def test_what_a_bucket_says_of_a_digest_stands_whoever_registers_another_thing(monkeypatch: pytest.MonkeyPatch) -> None:
+    objects: dict[str, bytes] = {}
+    manifest, other = manifest_of(MODEL, LAYOUT), manifest_of(Identity("another"), LAYOUT)
+    other.identity = manifest.identity
+    with HostileBucket.running(policy(objects)) as bucket, closing(open_storage_at(bucket, monkeypatch)) as storage:
+        storage.register(manifest, {})
+        before = dict(objects)
+        with pytest.raises(StorageError, match="describes another identity or layout"):
+            storage.register(other, {})
+    assert objects == before
 
 
 @pytest.mark.parametrize("code", ["ExpiredToken", "AccessDenied"])
