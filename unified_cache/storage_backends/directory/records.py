@@ -219,14 +219,16 @@ class PageRecords(Generic[RangeT]):
 
     def have(self, labels: Sequence[Label]) -> list[bool]:
         """Return whether each page is there."""
-        if len(labels) < VECTOR_MIN:
-            return [slot is not None for slot in self.find_all(labels)]
-        births_at, slots = self._births_at, [*map(self._recent.get, labels)]
-        have = [slot is not None and births_at[slot.record] == slot.birth for slot in slots]
-        others = [number for number, is_there in enumerate(have) if not is_there]
-        for number, record in zip(others, self._records_of([labels[number] for number in others]), strict=True):
-            have[number] = record != 0
-        return have
+        if len(labels) >= VECTOR_MIN:
+            births_at, slots = self._births_at, [*map(self._recent.get, labels)]
+            have = [slot is not None and births_at[slot.record] == slot.birth for slot in slots]
+            others = [number for number, is_there in enumerate(have) if not is_there]
+            if len(others) >= VECTOR_MIN:
+                records = self._records_of([labels[number] for number in others])
+                for number, record in zip(others, records, strict=True):
+                    have[number] = record != 0
+                return have
+        return [slot is not None for slot in self.find_all(labels)]
 
     def label_of(self, record: int) -> Label:
         """Return the label of a page."""

@@ -178,6 +178,7 @@ class SegmentFiles:
         self._idle_bytes_max = IDLE_BYTES_MAX
         self._opened: WeakSet[Segment] = WeakSet()
         """Those too that were removed, as long as somebody refers to them."""
+        self._files_max = _files_max()
         self.set_aside: list[tuple[SegmentKey, int]] = []
         """Files that could not be read when the store was opened; nobody touches them until it is opened again."""
         self._guard = Lock()
@@ -293,14 +294,17 @@ class SegmentFiles:
                 # What cannot be given back, on a file system that has no holes, is not tried again at every put.
                 self._idle_bytes_max = self._idle_bytes() + IDLE_BYTES_MAX
 
-    def short_files(self, wanted: Mapping[SegmentKey, int]) -> int:
+    def short_files(self, segment_keys: Iterable[SegmentKey]) -> int:
         """Return how many files have to go before so many slots of each shape are taken: an eighth of those there are.
 
         0 where the process may have more, or they are in files that are there.
         """
-        files_max = min(FILES_MAX, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // DESCRIPTORS_SHARE)
-        if len(self._opened) < files_max:
+        if len(self._opened) < self._files_max:
             return 0
+        self._files_max = _files_max()  # the limit may have been raised
+        if len(self._opened) < self._files_max:
+            return 0
+        wanted = Counter(segment_keys)
         with self._guard:
             has_room = all(key in self._free and self._free[key].free_count >= wanted[key] for key in wanted)
         return 0 if has_room else max(len(self._opened) // 8, 1)
@@ -407,6 +411,10 @@ class SegmentFiles:
         with self._guard:
             self._opened.add(segment)
         return segment
+
+
+def _files_max() -> int:
+    return min(FILES_MAX, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // DESCRIPTORS_SHARE)
 
 
 def _is_empty(slot: SegmentSlot) -> bool:

@@ -314,7 +314,7 @@ class PackedStorage(DirectoryStorage):
 
     def _make_files(self, batch: PutBatch) -> None:
         """Where the process may not open the files that a batch needs, those that have the fewest pages go."""
-        short_count = self._segments.short_files(Counter(map(batch.segment_key_of, batch.fresh)))
+        short_count = self._segments.short_files(map(batch.segment_key_of, batch.fresh))
         if not short_count:
             return
         gone = self._index.evict_files(short_count, [page.label for page in batch.pages])
