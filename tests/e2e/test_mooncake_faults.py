@@ -20,15 +20,17 @@ from unified_cache.controller import NotStarted, Operation, OperationState, Tran
 from unified_cache.core.config import GuardConfig
 from unified_cache.core.errors import ConfigError, StorageError
 from unified_cache.core.page import Prompt
+from unified_cache.core.pool import Identity
 from unified_cache.core.seal import Label
 from unified_cache.core.window import SPAN_ALL
+from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.mooncake.endpoints import STAY_S, NodeChoice
 from unified_cache.storage_backends.mooncake.store import MooncakeStorage
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO, Store
 from unified_cache.storage_backends.url import open_storage
 from unified_cache.storage_backends.wrappers import StorageGuard
 from unified_cache.storage_backends.wrappers.layer import StorageLayer
-from unified_cache.testing.storage_contract import label, open_for_contract, sealed_page
+from unified_cache.testing.storage_contract import LAYOUT, label, open_for_contract, sealed_page
 
 pytestmark = needs_mooncake
 
@@ -223,6 +225,7 @@ def stored_by_a_newcomer(cluster: LocalCluster) -> set[Answer]:
         open_for_contract(store)
         answers: set[Answer] = set()
         for number in range(4):
+            store.register(manifest_of(Identity(f"late {number}"), LAYOUT), {})
             answers |= set(store.put([sealed_page(label(10 * number + page)) for page in range(10)], Level.CACHED))
             clock.now_s += STAY_S
     return answers
