@@ -35,9 +35,8 @@ def run_job(job: EngineJob) -> list[JobOutcome]:
     """
     views = _views()
     outcomes = _run(job)
-    for store in stores.OPENED:
-        store.release()
-    stores.OPENED.clear()
+    while stores.OPENED:  # a name for one of them would keep its views
+        stores.OPENED.pop().release()
     wait_until(lambda: not _threads_of_ours(), THREADS_END_S)
     for outcome in outcomes:
         outcome.threads_left, outcome.views_left = _threads_of_ours(), _views() - views
