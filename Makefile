@@ -21,6 +21,7 @@ TEST_LONG_TIMEOUT_S ?= 3600
 
 # Engines pin protobuf, and what they pin must load our generated code.
 WIRE_OLDEST = $(shell grep -oE '"(protobuf|grpcio|grpcio-health-checking|grpcio-reflection)>=[0-9.]+' pyproject.toml | sed 's/"//; s/>=/==/' | sort -u)
+MODELS_OLDEST = $(shell grep -oE '"transformers>=[0-9.]+' pyproject.toml | sed 's/"//; s/>=/==/')
 OLDEST_TESTS := tests/contract/test_remote_contract.py tests/unit/storage_backends/directory/test_directory.py \
 	tests/unit/storage_backends/remote tests/unit/service/test_requests.py tests/unit/service/test_server.py
 # Tests of what depends on a package that an extra brings. torch stays as pinned: newer ones are CUDA builds of gigabytes.
@@ -77,10 +78,13 @@ test-long: $(READY) libraries  ## run every test, property tests with many examp
 libraries: $(READY)  ## install the system libraries that Mooncake needs, where apt and root are there
 	@$(BIN)/python scripts/system_libraries.py
 
-oldest: $(READY)  ## run the tests of the wire under the oldest protobuf and gRPC promised; needs the package index
-	@rm -rf build/oldest
+oldest: $(READY)  ## run the tests of the wire, and of models, under the oldest protobuf, gRPC and transformers promised; needs the package index
+	@rm -rf build/oldest build/oldest-models
 	@$(BIN)/python -m pip install --quiet --target build/oldest $(WIRE_OLDEST)
 	@PYTHONPATH=build/oldest:$(CURDIR) $(BIN)/python -m pytest -q -p no:cacheprovider -m "not long" $(OLDEST_TESTS)
+	@$(BIN)/python -m pip install --quiet --target build/oldest-models $(MODELS_OLDEST)
+	@PYTHONPATH=build/oldest-models:$(CURDIR) $(BIN)/python -m pytest -q -p no:cacheprovider -m "not long" \
+		tests/unit/integrations/test_transformers_adapter.py
 
 newest: $(READY)  ## install every extra at its newest into a fresh environment, and run what depends on it; needs the package index
 	@rm -rf build/newest && $(PYTHON) -m venv build/newest

@@ -179,6 +179,8 @@ def main() -> int:
     failed: list[str] = []
     skipped: set[str] = set()
     for name, rows in (("vllm", vllm_rows), ("sglang", sglang_rows)):
+        if not versions[name]:
+            sys.stdout.write(f"{name:14} the index has nothing newer than {VERSIONS[name][-1]}\n")
         for version in versions[name]:
             if asked.only and f"{name}-{version}" not in asked.only:
                 continue
