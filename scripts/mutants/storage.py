@@ -235,6 +235,27 @@ STORAGE_MUTANTS = [
         tests=("tests/unit/storage_backends/packed/test_index.py",),
     ),
     Mutant(
+        "files of a packed store that are empty stay open",
+        "storage_backends/packed/segments.py",
+        "for free in self._free.values()]) > EMPTY_FILES_MAX:",
+        "for free in self._free.values()]) > 1 << 20:",
+        tests=("tests/unit/storage_backends/packed/test_slots.py",),
+    ),
+    Mutant(
+        "a packed store opens as many files as it is asked to",
+        "storage_backends/packed/segments.py",
+        "        if len(self._opened) < files_max:",
+        "        if files_max:",
+        tests=("tests/unit/storage_backends/packed/test_slots.py",),
+    ),
+    Mutant(
+        "a packed file's slots that were never used are all listed",
+        "storage_backends/packed/segments.py",
+        "            heapq.heappush(self._roomless, number * _PLACES + slot)\n\n\nlogger",
+        "            self._roomless += range(number * _PLACES + slot, number * _PLACES + self._slots_count)\n\n\nlogger",
+        tests=("tests/unit/storage_backends/packed/test_slots.py",),
+    ),
+    Mutant(
         "two processes open a packed store at once",
         "storage_backends/packed/store.py",
         "root.disk.flock(root.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)",
