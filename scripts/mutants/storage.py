@@ -251,8 +251,8 @@ STORAGE_MUTANTS = [
     Mutant(
         "a packed file's slots that were never used are all listed",
         "storage_backends/packed/segments.py",
-        "            heapq.heappush(self._roomless, number * _PLACES + slot)\n\n\nlogger",
-        "            self._roomless += range(number * _PLACES + slot, number * _PLACES + self._slots_count)\n\n\nlogger",
+        "            heapq.heappush(self._roomless, number * _PLACES + slot)\n\n\n",
+        "            self._roomless += range(number * _PLACES + slot, number * _PLACES + self._slots_count)\n\n\n",
         tests=("tests/unit/storage_backends/packed/test_slots.py",),
     ),
     Mutant(

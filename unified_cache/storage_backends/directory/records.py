@@ -372,9 +372,9 @@ class PageRecords(Generic[RangeT]):
         return named, max(short_bytes, 0)
 
     def in_small_files(self, count: int, kept: Container[RangeT]) -> list[PageSlot[RangeT]]:
-        """Name the pages in so many files, those that have the fewest, of no file in ``kept``."""
+        """Name the pages in so many files, those with the fewest bytes of pages, of no file in ``kept``."""
         others = [segment for segment in self._live_count if segment not in kept]
-        small = nsmallest(count, others, key=self._live_count.__getitem__)
+        small = nsmallest(count, others, key=lambda each: self._live_count[each] * each.key.object_bytes)
         return [self.slot_of(record) for segment in small for record in self.records_of(segment).tolist()]
 
     def records_of(self, segment: RangeT) -> Records:

@@ -168,7 +168,7 @@ class PageIndex:
             return self._take_out(victims)
 
     def evict_files(self, count: int, keep: Sequence[Label]) -> list[SegmentSlot]:
-        """Forget the pages in so many files, those that have the fewest, none in ``keep``; return their slots."""
+        """Forget the pages in so many files, those with the fewest bytes, none in ``keep``; return their slots."""
         with self._guard:
             kept = {slot.segment for slot in self._records.find_all(keep) if slot is not None}
             victims = self._records.in_small_files(count, kept)

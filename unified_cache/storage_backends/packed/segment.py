@@ -160,18 +160,20 @@ class Segment:
     def sync(self) -> None:
         """Make everything that was written survive a crash; raise OSError where that fails, or ever has."""
         with self._syncing:
-            if not self.is_trusted:
-                raise OSError(
-                    errno.EIO, f"{os.strerror(errno.EIO)} at an earlier sync", self.key.file_name(self.number)
-                )
+            was_trusted = self.is_trusted
             try:
-                self._disk.fdatasync(self._fd)
+                if was_trusted:
+                    self._disk.fdatasync(self._fd)
                 if not self._disk.fstat(self._fd).st_nlink:
                     raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.key.file_name(self.number))
             except OSError:
                 self.is_trusted = False
                 distrust(self._disk, self._fd)
                 raise
+            if not was_trusted:
+                raise OSError(
+                    errno.EIO, f"{os.strerror(errno.EIO)} at an earlier sync", self.key.file_name(self.number)
+                )
 
     def punch(self, slots: Sequence[int]) -> None:
         """Give the room of free slots back to the file system, where they have any. Slots in ascending order."""

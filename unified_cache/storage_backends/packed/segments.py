@@ -162,8 +162,8 @@ EMPTY_FILES_MAX = 16
 FILES_MAX = 1 << 12
 """Files with pages: 16 TB of large ones."""
 
-DESCRIPTORS_SHARE = 2
-"""At most this part of the descriptors that the process may have are of files with pages."""
+DESCRIPTORS_SHARE = 3
+"""At most this part of a process's descriptors are of files with pages; each may need another, to read directly."""
 
 _OPEN_FLAGS = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
@@ -181,6 +181,8 @@ class SegmentFiles:
         self._files_max = _files_max()
         self.set_aside: list[tuple[SegmentKey, int]] = []
         """Files that could not be read when the store was opened; nobody touches them until it is opened again."""
+        self._uncleared: list[SegmentSlot] = []
+        """Slots of no page whose line could not be emptied: nobody's until the store is opened again."""
         self._guard = Lock()
 
     def find(self) -> Iterator[tuple[Segment, Table]]:
@@ -230,26 +232,15 @@ class SegmentFiles:
             raise
 
     def clear(self, slots: Iterable[SegmentSlot]) -> None:
-        """Record on disk that slots are empty."""
-        for segment, inside in by_segment(slots).items():
-            segment.clear([slot.number for slot in inside])
+        """Record on disk that slots are empty; one that cannot be recorded is tried again by ``remove_all``."""
+        _, fault = self._cleared(slots)
+        if fault is not None:
+            raise fault
 
     def free(self, slots: Iterable[SegmentSlot]) -> None:
-        """Record on disk that slots are empty, then take them back.
-
-        Those of a table that cannot be written are nobody's until the store is opened again: an entry would lie. Where
-        nothing was entered, as on a disk without room for the first lines of a table, nothing has to be written.
-        """
-        fault: OSError | None = None
-        for segment, inside in by_segment(slots).items():
-            try:
-                segment.clear([slot.number for slot in inside])
-            except OSError as error:
-                left = [slot for slot in inside if not _is_empty(slot)]
-                fault = error if left else fault
-                self.give([slot for slot in inside if slot not in left])
-            else:
-                self.give(inside)
+        """Record on disk that slots are empty, then take them back; raise OSError where a table cannot be written."""
+        cleared, fault = self._cleared(slots)
+        self.give(cleared)
         if fault is not None:
             raise fault
 
@@ -258,6 +249,10 @@ class SegmentFiles:
 
         Files with a page that was stored meanwhile are synced. Those that were set aside go too.
         """
+        with self._guard:
+            uncleared = [slot for slot in self._uncleared if slot.segment.key.identity == identity]
+            self._uncleared = [slot for slot in self._uncleared if slot.segment.key.identity != identity]
+        self.clear(uncleared)
         with self._guard:
             free_slots = [free for key, free in self._free.items() if key.identity == identity]
             removed = [(each.key, each.number) for free in free_slots for each in free.take_empty_segments()]
@@ -268,10 +263,11 @@ class SegmentFiles:
                 self._disk.unlink(_path_of(key, number), dir_fd=self._root.fd)
         with self._guard:
             self.set_aside = [each for each in self.set_aside if each not in removed]
-        self.sync(left)
-        if free_slots:
-            with suppress(FileNotFoundError):
-                anchor(self._disk, self._root.fd, identity.hex())
+        for segment in left:
+            with suppress(FileNotFoundError):  # another call has removed it
+                segment.sync()
+        with suppress(FileNotFoundError):
+            anchor(self._disk, self._root.fd, identity.hex())
 
     def sync(self, segments: Iterable[Segment]) -> None:
         """Make what is in files survive a crash. One that fails is not trusted, and gets no page any more."""
@@ -339,6 +335,26 @@ class SegmentFiles:
         # A traceback that somebody keeps may refer to a file; its descriptor must not live as long.
         for segment in list(self._opened):
             segment.close()
+
+    def _cleared(self, slots: Iterable[SegmentSlot]) -> tuple[list[SegmentSlot], OSError | None]:
+        """Empty the lines of slots; return the slots whose lines are empty, and the last fault.
+
+        Where nothing was entered, as on a disk without room for the first lines of a table, nothing has to be written.
+        """
+        cleared: list[SegmentSlot] = []
+        fault: OSError | None = None
+        for segment, inside in by_segment(slots).items():
+            try:
+                segment.clear([slot.number for slot in inside])
+            except OSError as error:
+                left = [slot for slot in inside if not _is_empty(slot)]
+                cleared += [slot for slot in inside if slot not in left]
+                fault = error if left else fault
+                with self._guard:
+                    self._uncleared += left
+            else:
+                cleared += inside
+        return cleared, fault
 
     def _remove(self, empty: Iterable[Segment]) -> None:
         for segment in empty:

@@ -313,7 +313,7 @@ class PackedStorage(DirectoryStorage):
         return untrusted
 
     def _make_files(self, batch: PutBatch) -> None:
-        """Where the process may not open the files that a batch needs, those that have the fewest pages go."""
+        """Where the process may not open the files that a batch needs, those with the fewest bytes of pages go."""
         short_count = self._segments.short_files(map(batch.segment_key_of, batch.fresh))
         if not short_count:
             return

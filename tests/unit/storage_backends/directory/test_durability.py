@@ -22,6 +22,7 @@ from unified_cache.core.seal import HEADER_BYTES
 from unified_cache.storage_backends.directory.disk import Disk
 from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.manifest import manifest_of
+from unified_cache.storage_backends.packed.segments import IDLE_BYTES_MAX
 from unified_cache.storage_backends.protocol import Answer, Level
 from unified_cache.storage_backends.wrappers.layer import VerifiedStorage
 from unified_cache.testing.storage_contract import (
@@ -140,7 +141,11 @@ def test_a_page_that_cannot_be_written_again_is_not_said_to_be_durable_and_stays
     kind.check_room(root, 6 * kind.taken_bytes())
 
 
-def test_no_loss_of_power_brings_back_a_page_that_was_cleared(kind: StoreKind, memory_path: Path) -> None:
+@pytest.mark.parametrize("idle_bytes_max", [IDLE_BYTES_MAX, 0])
+def test_no_loss_of_power_brings_back_a_page_that_was_cleared(
+    idle_bytes_max: int, kind: StoreKind, memory_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("unified_cache.storage_backends.packed.segments.IDLE_BYTES_MAX", idle_bytes_max)
     top = memory_path / "before"
     top.mkdir()
     with PowerDisk.over(top, NEVER, set()) as disk, closing(kind.open(top / STORE, disk=disk)) as storage:

@@ -278,6 +278,23 @@ def test_a_slot_that_became_another_page_while_its_page_could_not_be_read_stays_
         assert hits(storage, [0, 1, 2, 9]) == [True, False, True, True]
 
 
+@pytest.mark.parametrize("faults_count", [1, 2])
+def test_a_clear_takes_out_what_an_earlier_removal_could_not_or_says_that_it_cannot(
+    faults_count: int, root: Path
+) -> None:
+    disk = FaultyDisk(only="pwritev")
+    with closing(opened(root, disk)) as storage:
+        disk.failing = range(len(disk.calls), len(disk.calls) + faults_count)
+        with pytest.raises(StorageError):
+            storage.remove([label(1)])
+        if faults_count == 2:
+            with pytest.raises(StorageError):
+                storage.clear(label(1).identity)
+        assert storage.clear(label(1).identity) >= 0
+    with closing(opened(root)) as storage:
+        assert hits(storage, PAGES) == [False] * 3
+
+
 def test_a_fault_that_is_not_the_objects_is_raised_and_loses_nothing(root: Path) -> None:
     disk = FaultyDisk(DiskFault.EMFILE, only="preadv")
     with closing(opened(root, disk)) as storage:

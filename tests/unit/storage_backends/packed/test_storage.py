@@ -173,16 +173,45 @@ def test_a_put_at_another_length_that_comes_between_is_what_is_stored(meeting: M
     assert met.bytes_used == taken_bytes(2 * PAGE_BYTES)
 
 
+@pytest.mark.parametrize("syncs_count", [0, 1])
 def test_a_durable_put_does_not_mind_that_a_page_which_was_there_goes_meanwhile_with_its_file(
-    meeting: MeetingDisk, met: PackedStorage, monkeypatch: pytest.MonkeyPatch
+    syncs_count: int, meeting: MeetingDisk, met: PackedStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    there = label(2)._replace(pool=OTHER)
-    met.put([sealed_page(there)], Level.CACHED)
+    there, longer = label(2)._replace(pool=OTHER), sealed_page(label(3), 2 * PAGE_BYTES)
+    met.put([sealed_page(there), longer], Level.CACHED)
     monkeypatch.setattr(met._segments, "_idle_bytes_max", 0)
-    meeting.meetings[3] = lambda: met.remove([there])
-    assert met.put([sealed_page(label(1)), sealed_page(there)], Level.DURABLE)[0]
-    assert len(meeting.syncs) == 3
+    (segment,) = [each for each in met._segments.of_identity(there.identity) if each.key.pool == OTHER]
+
+    def remove() -> None:
+        met.remove([there])
+        for _ in range(syncs_count):  # of another put, which comes first
+            with pytest.raises(FileNotFoundError):
+                segment.sync()
+
+    meeting.meetings[3] = remove
+    assert met.put([sealed_page(label(1)), longer, sealed_page(there)], Level.DURABLE)[:2] == [Answer.STORED] * 2
     assert met.exists([label(1), there]) == [Answer.HIT, Answer.MISS]
+
+
+def test_a_clear_does_not_mind_that_a_page_put_meanwhile_goes_again_with_its_file(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = label(2)._replace(pool=OTHER)
+    steps: dict[str, Callable[[], object]] = {}
+    disk = FaultyDisk(
+        before={name: lambda *_, name=name, **__: steps.pop(name, bool)() for name in ("pwritev", "unlink")}
+    )
+    with closing(opened(root, disk=disk)) as storage:
+        put(storage, [1])
+
+        def remove() -> None:
+            monkeypatch.setattr(storage._segments, "_idle_bytes_max", 0)
+            storage.remove([other])
+
+        steps |= {"pwritev": lambda: storage.put([sealed_page(other)], Level.CACHED), "unlink": remove}
+        assert storage.clear(label(1).identity) == 1
+        assert not steps
+        assert storage.exists([label(1), other]) == [Answer.MISS] * 2
 
 
 @pytest.mark.parametrize("number", [1, 2])
