@@ -340,6 +340,13 @@ STORAGE_MUTANTS = [
         REPLICAS_TESTS,
     ),
     Mutant(
+        "a manifest is not read from its other node",
+        "storage_backends/mooncake/store.py",
+        "if code <= 0 and location.others and self._read_elsewhere(name, text):",
+        "if False:",
+        REPLICAS_TESTS,
+    ),
+    Mutant(
         "a manifest is put on the nodes of pages alone, though one of them is dead",
         "storage_backends/mooncake/store.py",
         "(tuple(nodes[:replicas]), *((node,) for node in nodes))",

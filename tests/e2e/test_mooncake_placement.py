@@ -6,11 +6,13 @@ from tests.support.clock import ManualClock
 from tests.support.mooncake import LocalCluster
 from tests.support.mooncake_needed import needs_mooncake
 from tests.support.waiting import wait_until
+from unified_cache.core.pool import Identity
+from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.mooncake.endpoints import STAY_S, NodeChoice
 from unified_cache.storage_backends.mooncake.store import MooncakeStorage, open_url
 from unified_cache.storage_backends.protocol import Answer, Level
 from unified_cache.storage_backends.wrappers.layer import VerifiedStorage
-from unified_cache.testing.storage_contract import blank_page, label, open_for_contract, sealed_page
+from unified_cache.testing.storage_contract import LAYOUT, blank_page, label, open_for_contract, sealed_page
 
 pytestmark = needs_mooncake
 
@@ -89,11 +91,17 @@ def test_nodes_that_die_one_after_the_other_cost_no_page_that_lies_on_two() -> N
         client = storage._client
         assert storage.capability().bytes_max == (client.admin.capacity_bytes() or 0) // 2
         client.choice = NodeChoice(client.admin.segments, client.endpoints, clock, seed=0)
+        models = [manifest_of(Identity(f"model {number}"), LAYOUT) for number in prompts]
         for number in prompts:
+            storage.register(models[number], {})
             assert len(set(put_prompt(storage, number))) == 1, "one pair"
             clock.now_s += STAY_S
         assert have_two_nodes(storage, prompts)
         cluster.nodes[0].kill()
+        with closing(opened(cluster, "&replicas=2&host=127.0.0.1")) as newcomer:
+            for model in models:
+                newcomer.register(model, {})
+            assert hits(newcomer, prompts) == len(prompts) * PROMPT_PAGES, "before the master notices"
         assert hits(storage, prompts) == len(prompts) * PROMPT_PAGES, "before the master notices"
         for number in more:
             put_prompt(storage, number)

@@ -513,6 +513,8 @@ class ManifestObjects:
             return None
         text = bytearray(min(location.object_bytes, MANIFEST_BYTES_MAX) or MANIFEST_BYTES_MAX)
         (code,) = self._with_registered(name, text, lambda item: self._client.getting([item]))
+        if code <= 0 and location.others and self._read_elsewhere(name, text):
+            code = location.object_bytes
         if code <= 0:
             raise StorageError(f"{name} is there and cannot be read (code {code})", retryable=True)
         try:
@@ -521,6 +523,14 @@ class ManifestObjects:
             raise StorageError(
                 f"{name} must hold a manifest, found something else: {error}", retryable=False
             ) from error
+
+    def _read_elsewhere(self, name: str, text: bytearray) -> bool:
+        """Read a manifest from any node that has it, as ``MooncakeStorage`` does a page."""
+        places = self._client.memory_of([name]).get(name, [])
+        return any(self._with_registered(name, text, partial(self._reading_at, place)) == [True] for place in places)
+
+    def _reading_at(self, place: "BufferDescriptor", item: ObjectBuffers) -> NativeCall:
+        return lambda: [self._client.read_from(place.transport_endpoint, [(item, place)])]
 
     def _put(self, name: str, text: bytes) -> None:
         """Put a manifest where pages go, and on one node after another where some died just now."""
