@@ -155,6 +155,8 @@ def test_an_interrupted_command_that_reads_all_names_what_it_goes_on_with(
     fill(open_store("file", tmp_path / "store"), LAYOUTS["full"], PROMPTS)
     url = url_of("file", tmp_path / "store")
     monkeypatch.setattr(listing, "BATCH_OBJECTS", 7)
+    first = min((tmp_path / "store").glob("*/?/*"), key=lambda path: path.name)
+    first.write_bytes(first.read_bytes()[::-1])
     read_verified, reads = listing.read_verified, iter((True, False))
 
     def read_once(storage: Store, pages: Sequence[PageIO]) -> list[ReadObject]:
@@ -163,8 +165,9 @@ def test_an_interrupted_command_that_reads_all_names_what_it_goes_on_with(
         return read_verified(storage, pages)
 
     monkeypatch.setattr(upkeep, "read_verified", read_once)
-    said = ask("storage", verb, url)
-    assert (said.status, said.out) == (130, "")
+    said = ask("storage", verb, url, "--json")
+    (there,) = json.loads(said.out)["identities"]
+    assert (said.status, there["flawed"], there["sound"]) == (130, 1, 6)
     rest = ask("storage", verb, url, "--json", *said.err.split()[-2:])
     assert [each["sound"] for each in json.loads(rest.out)["identities"]] == [2 * PAGES - 7]
     assert ask("storage", verb, url, "--after", "a/b").status == 2

@@ -271,24 +271,30 @@ def _examined(
 ) -> tuple[list[StoredIdentity], Counter[Answer]]:
     """Verify or scrub every identity that was asked for, print the results, and count what was found."""
     first, after = asked.start
+
+    def show() -> None:
+        identities = [result_as_json(*each) for each in zip(found, results, strict=True)]
+        if not asked.shown_as_json(f"storage {verb}", {"store": without_secrets(asked.url), "identities": identities}):
+            print_results(found, results)
+
     with closing(open_in_time(open_store, asked.url)) as storage:
         found = [kept for kept in selected(storage, asked.url, asked.identity) if kept.digest >= first]
         total = _counted(storage, found)
         results = [Verification() for _ in found]
-        with objects_watched(sys.stderr, verb, None if after else total.objects_count) as watch:
-            for kept, result in zip(found, results, strict=True):
-                start = after if kept.digest == first else ""
-                try:
+        try:
+            with objects_watched(sys.stderr, verb, None if after else total.objects_count) as watch:
+                for kept, result in zip(found, results, strict=True):
+                    start = after if kept.digest == first else ""
                     verify(storage, kept, watch, result, after=start, is_scrub=verb == "scrub")
-                except KeyboardInterrupt as interrupted:
-                    if result.last_name:
-                        interrupted.args = (f"go on with --after {kept.digest.hex()}/{result.last_name}",)
-                    raise
+        except KeyboardInterrupt as interrupted:
+            show()  # another run, which goes on behind them, finds nothing of these
+            read = [(kept, result) for kept, result in zip(found, results, strict=True) if result.last_name]
+            if read:
+                kept, result = read[-1]
+                interrupted.args += (f"go on with --after {kept.digest.hex()}/{result.last_name}",)
+            raise
         foreign = storage.foreign_paths()
-    identities = [result_as_json(*each) for each in zip(found, results, strict=True)]
-    value = {"store": without_secrets(asked.url), "identities": identities}
-    if not asked.shown_as_json(f"storage {verb}", value):
-        print_results(found, results)
+    show()
     check_places(asked.url, foreign)
     return found, sum((result.findings.counts for result in results), Counter[Answer]())
 

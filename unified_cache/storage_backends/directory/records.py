@@ -374,7 +374,7 @@ class PageRecords(Generic[RangeT]):
     def in_small_files(self, count: int, kept: Container[RangeT]) -> list[PageSlot[RangeT]]:
         """Name the pages in so many files, those with the fewest bytes of pages, of no file in ``kept``."""
         others = [segment for segment in self._live_count if segment not in kept]
-        small = nsmallest(count, others, key=lambda each: self._live_count[each] * each.key.object_bytes)
+        small = nsmallest(count, others, key=lambda each: self._live_count[each] * each.object_bytes)
         return [self.slot_of(record) for segment in small for record in self.records_of(segment).tolist()]
 
     def records_of(self, segment: RangeT) -> Records:
