@@ -165,9 +165,9 @@ def test_an_interrupted_command_that_reads_all_names_what_it_goes_on_with(
         return read_verified(storage, pages)
 
     monkeypatch.setattr(upkeep, "read_verified", read_once)
-    said = ask("storage", verb, url, "--json")
-    (there,) = json.loads(said.out)["identities"]
-    assert (said.status, [each["outcome"] for each in there["findings"]], there["sound"]) == (130, ["flawed"], 6)
+    said = ask("storage", verb, url)
+    assert (said.status, first.name in said.out) == (130, True)
+    assert "1 of them flawed" in said.err
     rest = ask("storage", verb, url, "--json", *said.err.split()[-2:])
     assert [each["sound"] for each in json.loads(rest.out)["identities"]] == [2 * PAGES - 7]
     assert ask("storage", verb, url, "--after", "a/b").status == 2

@@ -287,11 +287,17 @@ def _examined(
                     start = after if kept.digest == first else ""
                     verify(storage, kept, watch, result, after=start, is_scrub=verb == "scrub")
         except KeyboardInterrupt as interrupted:
-            show()  # another run, which goes on behind them, finds nothing of these
+            if not asked.as_json:
+                show()
             read = [(kept, result) for kept, result in zip(found, results, strict=True) if result.last_name]
             if read:
                 kept, result = read[-1]
-                interrupted.args += (f"go on with --after {kept.digest.hex()}/{result.last_name}",)
+                # Another run, which goes on behind them, finds nothing of these.
+                flawed = sum(each.findings.counts.total() for each in results)
+                interrupted.args += (
+                    f"{flawed:,} of them flawed or unavailable",
+                    f"go on with --after {kept.digest.hex()}/{result.last_name}",
+                )
             raise
         foreign = storage.foreign_paths()
     show()
