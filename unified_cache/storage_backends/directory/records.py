@@ -8,6 +8,7 @@ for the heads of the chains; a slot that was never used costs nothing, since nob
 from collections.abc import Callable, Container, Iterable, Sequence
 from functools import partial
 from heapq import nsmallest
+from itertools import groupby
 from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
@@ -147,8 +148,8 @@ class PageRecords(Generic[RangeT]):
         """Of identities and pools that have pages."""
         self._segments: list[RangeT | None] = [None]
         """Of each range of records."""
-        self._idle_starts: dict[int, list[int]] = {}
-        """Ranges of segments that have no page any more, by their length."""
+        self._idle_firsts: dict[int, list[int]] = {}
+        """First ranges of segments that have no page any more, by how many they are."""
         self._live_count: dict[RangeT, int] = {}
         self._recent: dict[Label, PageSlot[RangeT]] = {}
         """Slots of pages that were looked up lately, for speed alone; one of another birth than its record is stale."""
@@ -416,20 +417,46 @@ class PageRecords(Generic[RangeT]):
         if seed is None:
             seed = self._seeds[identity, pool] = xxh3_64_intdigest(identity + pool.encode(), self._seed) or 1
         ranges_count = -(-segment.records_count // RANGE)
-        idle = self._idle_starts.get(ranges_count)
-        if idle:
-            start = idle.pop()
-        else:
-            start = len(self._segments) * RANGE
-            self._segments += [None] * ranges_count
-            if len(self._segments) * RANGE > len(self._uses):
-                self._allot(2 * len(self._segments) * RANGE)
-        first = start // RANGE
+        first = self._take_ranges(ranges_count)
         self._segments[first : first + ranges_count] = [segment] * ranges_count
         self._range_seeds[first : first + ranges_count] = seed
         self._live_count[segment] = 0
-        segment.records_start = start
-        return start
+        segment.records_start = first * RANGE
+        return segment.records_start
+
+    def _take_ranges(self, count: int) -> int:
+        """Return the first of so many ranges side by side that are nobody's, and take them."""
+        idle = self._idle_firsts
+        is_short = not idle.get(count) and (len(self._segments) + count) * RANGE > len(self._uses)
+        if is_short and not self._cut_idle(count):
+            self._join_idle()
+            self._cut_idle(count)
+        if idle.get(count):
+            return idle[count].pop()
+        first = len(self._segments)
+        self._segments += [None] * count
+        if len(self._segments) * RANGE > len(self._uses):
+            self._allot(2 * len(self._segments) * RANGE)
+        return first
+
+    def _cut_idle(self, count: int) -> bool:
+        """Cut so many ranges off the shortest idle ones that are longer; return whether there are as many now."""
+        longer = min((each for each, firsts in self._idle_firsts.items() if firsts and each > count), default=0)
+        if longer and not self._idle_firsts.get(count):
+            first = self._idle_firsts[longer].pop()
+            for length, cut in ((count, first), (longer - count, first + count)):
+                self._idle_firsts.setdefault(length, []).append(cut)
+        return longer > 0
+
+    def _join_idle(self) -> None:
+        """Make one of idle ranges that lie side by side."""
+        self._idle_firsts.clear()
+        first = 1
+        for is_idle, run in groupby(self._segments[1:], key=lambda each: each is None):
+            count = len(list(run))
+            if is_idle:
+                self._idle_firsts.setdefault(count, []).append(first)
+            first += count
 
     def _detach(self, segment: RangeT) -> None:
         del self._live_count[segment]
@@ -439,7 +466,7 @@ class PageRecords(Generic[RangeT]):
         self.clear_recent()  # so that nobody refers to the file any more
         first, ranges_count = segment.records_start // RANGE, -(-segment.records_count // RANGE)
         self._segments[first : first + ranges_count] = [None] * ranges_count
-        self._idle_starts.setdefault(ranges_count, []).append(segment.records_start)
+        self._idle_firsts.setdefault(ranges_count, []).append(first)
 
     def _allot(self, count: int) -> None:
         """Make room for so many records, where they are; what was never written takes no memory."""

@@ -256,13 +256,17 @@ class SegmentFiles:
         with self._guard:
             free_slots = [free for key, free in self._free.items() if key.identity == identity]
             removed = [(each.key, each.number) for free in free_slots for each in free.take_empty_segments()]
-            removed += [each for each in self.set_aside if each[0].identity == identity]
+            aside = [each for each in self.set_aside if each[0].identity == identity]
+            self.set_aside = [each for each in self.set_aside if each not in aside]  # what has the name later stays
             left = [segment for free in free_slots for segment in free.segments]
-        for key, number in removed:
-            with suppress(FileNotFoundError):
-                self._disk.unlink(_path_of(key, number), dir_fd=self._root.fd)
-        with self._guard:
-            self.set_aside = [each for each in self.set_aside if each not in removed]
+        try:
+            for key, number in (*removed, *aside):
+                with suppress(FileNotFoundError):
+                    self._disk.unlink(_path_of(key, number), dir_fd=self._root.fd)
+        except OSError:
+            with self._guard:
+                self.set_aside += removed + aside  # another clear removes them
+            raise
         for segment in left:
             with suppress(FileNotFoundError):  # another call has removed it
                 segment.sync()

@@ -295,6 +295,24 @@ def test_a_clear_takes_out_what_an_earlier_removal_could_not_or_says_that_it_can
         assert hits(storage, PAGES) == [False] * 3
 
 
+def test_of_two_clears_the_later_removes_no_file_that_a_put_has_made_meanwhile(root: Path) -> None:
+    steps: list[Callable[[], object]] = []
+    hooks = {"unlink": lambda *_, **__: steps.pop()() if steps else None, "preadv": refuses(errno.EIO)}
+    disk = FaultyDisk(before=hooks)
+    with closing(opened(root, disk)) as storage:
+        disk.before["preadv"] = bool
+
+        def clear_and_put() -> None:
+            storage.clear(label(1).identity)
+            assert put(storage, [2], Level.DURABLE) == [True]
+
+        steps.append(clear_and_put)
+        storage.clear(label(1).identity)
+        assert put(storage, [3]) == [True]
+    with closing(opened(root)) as storage:
+        assert hits(storage, range(4)) == [False, False, True, True]
+
+
 def test_a_fault_that_is_not_the_objects_is_raised_and_loses_nothing(root: Path) -> None:
     disk = FaultyDisk(DiskFault.EMFILE, only="preadv")
     with closing(opened(root, disk)) as storage:

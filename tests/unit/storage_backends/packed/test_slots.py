@@ -236,3 +236,16 @@ def test_where_no_further_file_may_be_opened_those_with_the_fewest_pages_go(
         assert all(storage.put([sealed_page(label(1, "p99"))], Level.CACHED)), "a file that is there has room"
         left = sum(map(bool, storage.exists([page.label for pages in many_shapes(100, 2) for page in pages])))
         assert storage.counts.evicted_count == 101 - left
+
+
+def test_records_of_files_that_are_gone_are_those_of_files_of_any_length(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("unified_cache.storage_backends.directory.records.RECORDS_MIN", 1 << 18)
+    with closing(opened(root)) as storage:
+        records_count = len(storage._index._records._uses)
+        for kibibytes in (*range(100, 400, 4), *range(400, 100, -4)):
+            pages = [sealed_page(label(0, f"p{pool}"), kibibytes << 10) for pool in range(3)]
+            assert all(storage.put(pages, Level.CACHED))
+            storage.clear(pages[0].label.identity)
+        assert len(storage._index._records._uses) == records_count
