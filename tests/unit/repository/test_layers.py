@@ -33,20 +33,20 @@ ARROWS_MAX = 60
 """Pairs of rooms of which one imports the other, the facade not counted."""
 
 LINES_MAX: Mapping[str, int] = {
-    "cache": 2_260,
-    "cli": 3_490,
+    "cache": 1_760,
+    "cli": 3_000,
     "components": 1_910,
-    "controller": 6_150,
-    "core": 4_090,
+    "controller": 5_650,
+    "core": 3_590,
     "forward": 710,
-    "integrations": 7_320,
-    "observe": 1_830,
-    "proto": 820,
-    "service": 4_000,
+    "integrations": 6_830,
+    "observe": 1_330,
+    "proto": 320,
+    "service": 3_490,
     "sizing": 4_540,
-    "storage_backends": 14_330,
+    "storage_backends": 14_280,
     "testing": 510,
-    "tree": 2_650,
+    "tree": 2_150,
 }
 """Lines of Python of each room, at most: what grows in a room makes something else in it smaller."""
 
