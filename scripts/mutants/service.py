@@ -87,15 +87,15 @@ SERVICE_MUTANTS = [
     Mutant(
         "pages that were there count again as put",
         "service/store/tenants.py",
-        "_by_pool(list(answers), list(answers.values()), _PUTS)",
-        "_by_pool(labels * 2, [answers[label] for label in labels] * 2, _PUTS)",
+        "_by_pool(answers, answers.values())",
+        "_by_pool([*answers] * 2, [*answers.values()] * 2)",
         TENANCY,
     ),
     Mutant(
         "answers of a read count as another's",
         "service/store/tenants.py",
-        "counts = Counter(compress(pools, [each is answer for each in answers]))",
-        "counts = Counter(pools)",
+        "Counter(zip(map(_POOL, labels), answers, strict=True))",
+        "Counter(zip(map(_POOL, labels), [Answer.HIT for _ in answers], strict=True))",
         TENANCY,
     ),
     Mutant(

@@ -72,14 +72,17 @@ class RecordRange(Protocol):
     @property
     def key(self) -> tuple[bytes, str, int]:
         """Identity, pool and length of an object."""
+        ...
 
     @property
     def object_bytes(self) -> int:
         """The length."""
+        ...
 
     @property
     def records_count(self) -> int:
         """Pages at most."""
+        ...
 
 
 RangeT = TypeVar("RangeT", bound=RecordRange)
