@@ -133,7 +133,9 @@ def vllm_rows(version: str, chosen: Sequence[str]) -> Iterator[SuiteOutcome]:
 def sglang_rows(version: str, chosen: Sequence[str]) -> Iterator[SuiteOutcome]:
     """Run our checks under a version of SGLang; those of the linker are skipped, and say why, where it has none."""
     os.environ[sglang.VERSION_VARIABLE] = version
-    yield from our_checks("sglang", f"sglang-{version}", chosen)
+    engine = f"sglang-{version}"
+    yield SuiteOutcome(engine, "sglang's own tests", 0, (), (), ("its wheel has none, and the index no source",))
+    yield from our_checks("sglang", engine, chosen)
 
 
 def imports(name: str, version: str) -> SuiteOutcome:
