@@ -38,12 +38,15 @@ class Faults:
         self.on = on
         self.fired: Counter[str] = Counter()
         """Declines and failed copies; the store counts its own."""
+        self.failed_removals = 0
         self._rng = rng
         self._plan = SeededFaults(RATES, rng)
 
     def fault_of(self, number: int, method: Method) -> StorageFault | None:
         """Let the store's calls go wrong."""
-        return self._plan.fault_of(number, method) if self.on else None
+        fault = self._plan.fault_of(number, method) if self.on else None
+        self.failed_removals += method is Method.REMOVE and fault is StorageFault.FAIL
+        return fault
 
     def strikes(self, kind: str, rate: float) -> bool:
         """Tell whether a fault happens here."""

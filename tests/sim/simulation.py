@@ -190,7 +190,7 @@ class Simulation:
             self.compare(kind, before, self.audit.look(self.claims()))
             self.check_published(may_be_gone=has_begun_others)
         if not self.workers.tasks and not self.operations:
-            check_tables(self.cache, [request.lock for request in self.requests])
+            check_tables(self.cache, [request.lock for request in self.requests], self.faults.failed_removals)
 
     def drain(self) -> None:
         """Let all that is under way end."""
@@ -576,6 +576,9 @@ class Simulation:
         if not self.has_store:
             self.do("attach")
         self.drain()
+        if self.cache._storage is not None and self.cache._storage.epoch.is_waiting:
+            self.do("clear")  # a removal had failed: until another clear nothing is stored or read
+            self.drain()
         for request in self.requests.copy():
             self.engine.end(request)
         self.settle_backups()
@@ -592,6 +595,7 @@ class Simulation:
         self.cache.clear_storage()
         self.cache.wait_all(SETTLE_S)
         assert not self.stored.bytes_used, "a cleared store holds something"
+        check_tables(self.cache, [])
         for tier in Tier:
             for component in range(self.components):
                 self.engine.make_room(tier, component, 10**6)

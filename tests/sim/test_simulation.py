@@ -53,6 +53,11 @@ def test_every_seed_keeps_every_promise_after_every_operation(share: int) -> Non
     assert report.fill_median >= FILL_MEDIAN_MIN, report.last_line()
 
 
+@pytest.mark.parametrize("seed", [169], ids=["a put that cannot be taken back after a clear"])
+def test_seeds_that_failed_once_keep_every_promise(seed: int) -> None:
+    assert not run_seeds([seed], OPERATIONS_EACH).violations
+
+
 def test_the_same_seed_does_the_same_again_in_another_process_too() -> None:
     (once, again, other) = (run_seeds([seed], 500).hashes[seed] for seed in (10, 10, 11))
     assert once == again
