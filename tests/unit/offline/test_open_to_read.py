@@ -14,6 +14,7 @@ from tests.support.offline import LAYOUTS, TOY, description_of, fill, open_store
 from unified_cache.core.errors import ConfigError, StorageError
 from unified_cache.core.seal import Label
 from unified_cache.storage_backends.directory.disk import Disk
+from unified_cache.storage_backends.directory.records import Table
 from unified_cache.storage_backends.file.page_reader import FileReader
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.offline.copying import copy_identity
@@ -22,7 +23,7 @@ from unified_cache.storage_backends.offline.stores import StoredIdentity, identi
 from unified_cache.storage_backends.offline.upkeep import Verification, verify
 from unified_cache.storage_backends.packed import reader
 from unified_cache.storage_backends.packed.reader import PackedReader
-from unified_cache.storage_backends.packed.segment import Segment, Table
+from unified_cache.storage_backends.packed.segment import Segment
 from unified_cache.storage_backends.packed.store import PackedStorage
 from unified_cache.storage_backends.protocol import Answer, Level, Store
 from unified_cache.testing.storage_contract import (
