@@ -61,7 +61,7 @@ BATCH_OBJECTS = 16
 """In one call: a node that stalls holds it up for a second per four objects, and a call has a deadline."""
 
 COPIES_MAX = 128
-"""Objects that are asked to be copied in ``COPIES_TIME_S``: a cluster makes some ten copies a second."""
+"""Objects that are asked to be copied in ``COPIES_TIME_S``: a cluster on two loaded cores made five a second."""
 
 COPIES_TIME_S = 4.0
 """Time after which an object that still lacks a replica is asked to be copied again."""
